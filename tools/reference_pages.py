@@ -20,7 +20,7 @@ from moorage.schemas.settings import Setting, declared, shown
 from moorage.schemas.subjects import Subjects
 
 PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
-#: what a replica in this state is doing, for who reads the story of a job
+#: what a replica in this state is doing, for the reader of a job's transitions
 STATES: Final[dict[str, str]] = {
     "QUEUED": "waits for a place; `explain` says for what",
     "PLACED": "GPUs of a worker are proposed to it; its pool has not answered yet",
@@ -28,13 +28,13 @@ STATES: Final[dict[str, str]] = {
     "RUNNING": "the worker has started it",
     "EXITED": "a rank of a gang has ended well and waits for the others",
     "ENDING": "it is being ended, because its gang failed or its time is over",
-    "CANCELLING": "it is being ended because somebody cancelled it",
-    "LOST_KEPT": "its worker is lost, and `on_partition` is keep or nothing ends what its driver runs: it runs"
-    " nowhere else before that worker is heard of again or an operator speaks",
+    "CANCELLING": "it is being ended because it was cancelled",
+    "LOST_KEPT": "its worker is lost, and it may still run there: `on_partition` is keep, or its driver cannot end it"
+    " without the agent. It is placed nowhere else until the worker reports, or until it is requeued or cancelled",
     "SUCCEEDED": "over, with code 0",
     "FAILED": "over, with an error, and no retry is left",
     "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
-    "CANCELLED": "over, because somebody cancelled it",
+    "CANCELLED": "over, because it was cancelled",
     "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
     "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
     "FROZEN": "an operator had it frozen: it keeps its GPUs, whose memory is in the host's RAM until it is resumed",

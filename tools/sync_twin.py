@@ -19,10 +19,10 @@ WIDTH: Final = 120
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-HEAD: Final = '''"""The names of `AsyncClient` without `await`, for scripts and services that have no event loop.
+HEAD: Final = '''"""The SDK without `await`: `Client` and its objects, for scripts and services that have no event loop.
 
 Made by tools/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop
-with an `AsyncClient` in it; every call here hands its coroutine over and waits.
+with an `AsyncClient` in it; every call here passes a coroutine to that loop and waits for it.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Twin(NamedTuple):
 
 TWINS: Final = (
     Twin(
-        'class SyncJob(Handle[Job]):\n    """The twin of `Job`: a handle on one job, from its id alone."""\n',
+        'class SyncJob(Handle[Job]):\n    """A handle on one job, as `Job`, without `await`."""\n',
         "Job",
         (("follow/seen.py", "Seen"), ("job.py", "Job")),
         {"id": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
     ),
     Twin(
         '''class SyncWatch(Handle[Watch]):
-    """The twin of `Watch`: open it before the job is submitted to miss nothing of its output."""
+    """Events and output of one job, as `Watch`, without `await`. Open it before the submit to miss no output."""
 
     def __enter__(self) -> SyncWatch:
         self.open()
@@ -97,7 +97,7 @@ TWINS: Final = (
         {"lost": "int"},
     ),
     Twin(
-        'class SyncLease(Handle["Lease"]):\n    """The twin of `Lease`."""\n',
+        'class SyncLease(Handle["Lease"]):\n    """Leased devices of this host, as `Lease`, without `await`."""\n',
         "Lease",
         (("lease.py", "Lease"),),
         {
@@ -110,14 +110,14 @@ TWINS: Final = (
         },
     ),
     Twin(
-        'class SyncAdmin(Handle["Admin"]):\n    """The acts on jobs and tenants, as `Admin` has them."""\n',
+        'class SyncAdmin(Handle["Admin"]):\n    """The orders of an operator, as `Admin`, without `await`."""\n',
         "Admin",
         (("admin.py", "Admin"),),
         {},
     ),
     Twin(
         '''class Client(ClientBase):
-    """`with Client() as moorage: …`, from any thread that runs no event loop; several threads may share one.
+    """A client without `await`: `with Client() as moorage: …`. Several threads may share it; none may run a loop.
 
     Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
     `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
@@ -169,9 +169,9 @@ BODIES: Final[dict[str, str]] = {
 }
 #: by class and member, what its docstring says beside the name of the asynchronous one
 NOTES: Final[dict[str, str]] = {
-    "AsyncClient.as_completed": "; yields the handles that were given",
-    "AsyncClient.lease": ", of an open client; `on_asked_back` is called in the private thread",
-    "AsyncClient.submit_many": "; the `jobs` of a `BatchRejected` are `SyncJob`s, too",
+    "AsyncClient.as_completed": ", but it yields the handles that were given",
+    "AsyncClient.lease": ", but the client must be open; `on_asked_back` is called in the private thread",
+    "AsyncClient.submit_many": "; the `jobs` of a `BatchRejected` are `SyncJob`s too",
     "Job.result": "; `on_progress` is called in the private thread",
 }
 
@@ -201,7 +201,7 @@ def _property(of: str, name: str, kind: str) -> str:
         returned = HANDLES[kind]
         value = f"{returned}(self._thread, {value})"
     head = f"    @property\n    def {name}(self) -> {returned}:\n"
-    return f'{head}        """As `{of}.{name}`."""\n        return {value}\n'
+    return f'{head}        """Same as `{of}.{name}`."""\n        return {value}\n'
 
 
 def _method(of: str, node: Function, source: str) -> str:
@@ -215,7 +215,7 @@ def _method(of: str, node: Function, source: str) -> str:
     if len(body) > WIDTH - 8:
         body = f"{body.removesuffix(f'{call})')}\n    {call}\n)"
     body = textwrap.dedent(BODIES.get(member, body)).strip().replace("CALL", call)
-    doc = f'"""As `{member}`{NOTES.get(member, "")}."""'
+    doc = f'"""Same as `{member}`{NOTES.get(member, "")}."""'
     signature = _signature(node.name, list(_parameters(node.args, source)), _synced(returned))
     return signature + "\n" + textwrap.indent(f"{doc}\n{body}\n", " " * 8)
 

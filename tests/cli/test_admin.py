@@ -25,7 +25,7 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
     assert facts["reason"].startswith("held: ")
     assert facts["because"].startswith(f"the queue of tenant {unique} is held by operator ")
     assert facts["because"].endswith(": month end")
-    assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, was QUEUED")
+    assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, is QUEUED")
     assert "held already by " in await admin("hold", "j")
     assert await admin("priority", "j", "--to", "90") == "j\tpriority 90, is QUEUED"
     assert (await admin("release", "--queue")) == f"tenant {unique}\treleased"

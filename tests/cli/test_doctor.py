@@ -148,7 +148,7 @@ async def test_the_doctor_says_what_has_the_port() -> None:
             rows = {row[1]: row for row in told.rows}
             assert (told.code, rows["nats"][0]) == (1, "fail")
             assert "did not greet as a NATS server" in rows["nats"][2]
-            assert rows["nats"][3].startswith("see who has that port: ss -ltnp")
+            assert rows["nats"][3].startswith("see which process has that port: ss -ltnp")
 
 
 async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) -> None:

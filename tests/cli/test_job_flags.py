@@ -57,7 +57,7 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ({"cpu": float("nan")}, "--cpu is no number of cores", "--cpu 4"),
         ({"secret": ["hf_abc"]}, "--secret needs NAME=SECRET", "--secret NAME=SECRET"),
         ({"priority": 101}, "--priority: priority must be 0..100", ""),
-        ({"cwd": "../here"}, "--cwd: cwd must be an absolute path on the worker", "name the whole path"),
+        ({"cwd": "../here"}, "--cwd: cwd must be an absolute path on the worker", "give the full path"),
         ({"job": "a b"}, "--job: job must match", ""),
         ({"gang": True, "spread": True}, "--gang and --spread exclude each other", "take one"),
         ({"gang": True}, "--gang and --spread need --gpu", "add --gpu 1xH100"),
@@ -76,7 +76,7 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
             "leave out --gpu-device",
         ),
         ({"driver": "docker,"}, "--driver has an empty name", "--driver docker,process"),
-        ({"image": "a:1"}, "--image: the driver process runs no image", "name a driver"),
+        ({"image": "a:1"}, "--image: the driver process runs no image", "give a driver"),
     ],
 )
 def test_what_cannot_be_is_told_by_its_flag(flags: dict[str, Any], says: str, fix: str) -> None:

@@ -56,7 +56,7 @@ async def test_what_is_not_one_job_is_told_with_the_candidates() -> None:
                 await ids_of(client, [word])
         with pytest.raises(Rejected, match="takes one job"):
             await one_id(client, "all", "logs")
-        with pytest.raises(Rejected, match="no job id"):
+        with pytest.raises(Rejected, match="not a valid job id"):
             await ids_of(client, ["a.b"])
         with pytest.raises(Rejected, match="no job is named"):
             words_of([",", ""])

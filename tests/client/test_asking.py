@@ -144,9 +144,9 @@ async def test_jobs_to_wait_for_are_handles(nats_url: str, unique: str) -> None:
             with pytest.raises(TypeError, match=r"'train-42' is no Job: .* job\('train-42'\)"):
                 await ask
         job = client.job("train-42")
-        with pytest.raises(TypeError, match=r"a list is no Job: gather takes them one by one, gather\(\*jobs\)"):
+        with pytest.raises(TypeError, match=r"a list is no Job: gather takes jobs as arguments, gather\(\*jobs\)"):
             await client.gather([job])  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"by itself: job\.result\(\)"):
+        with pytest.raises(TypeError, match=r"alone, use job\.result\(\)"):
             await client.wait(job)  # type: ignore[arg-type]
 
     def waits() -> None:

@@ -138,7 +138,7 @@ async def test_a_job_of_another_tenant_is_not_taken_for_one_of_its_name() -> Non
     async with AsyncClient(transport=fleet, tenant="a") as a, AsyncClient(transport=fleet, tenant="b") as b:
         theirs = await a.submit(["1", "5"], key="same")
         await b.submit(["0", "5"], key="same")
-        with pytest.raises(Rejected, match="of tenant a"):
+        with pytest.raises(Rejected, match="belongs to tenant a"):
             await b.wait([theirs])
         assert [result.code for result in await a.wait([theirs])] == [1]
 

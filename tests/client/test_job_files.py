@@ -110,9 +110,9 @@ async def test_what_a_job_kept_is_fetched_whole_or_in_part(node: Node, unique: s
             await job.files(tmp_path / "none", "out/none", replica=1)
         assert not (tmp_path / "none").exists()
         for path in ("../x", "/etc", "a/../../b"):
-            with pytest.raises(Rejected, match="no path below"):
+            with pytest.raises(Rejected, match="not a path below"):
                 await job.files(tmp_path / "up", path)
-        with pytest.raises(Rejected, match="no empty folder"):
+        with pytest.raises(Rejected, match="not an empty folder"):
             await job.files(tmp_path / "one", replica=1)
         nothing = await client.submit(["true"])
         await nothing.result()
@@ -148,7 +148,7 @@ async def test_the_command_gets_what_a_job_kept(node: Node, unique: str, tmp_pat
     assert got.frame == {"kind": "files", "job": "j", "files": [f"{tmp_path}/log/run.log"]}
     again = await node.run("get", "j", "--out", str(tmp_path / "j"), tenant=unique)
     assert again.code != 0
-    assert "is there already" in again.err
+    assert "exists and is not an empty folder" in again.err
 
 
 async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
@@ -166,5 +166,5 @@ async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
 
 
 def test_a_job_that_keeps_nothing_and_one_without_a_match_are_told_apart() -> None:
-    assert "asks to keep nothing" in why_none("a", "", ())[0]
-    assert "keeps what matches out/**" in why_none("a", "x", ("out/**",))[0]
+    assert "has no keep patterns" in why_none("a", "", ())[0]
+    assert "files that match out/** when it ends" in why_none("a", "x", ("out/**",))[0]

@@ -59,7 +59,7 @@ ELSEWHERE: dict[str, str] = {
     "job": "a job's id is key=",
     "name": "a job's id is key=",
     "gang": "a gang is gpu=GpuSpec",
-    "scheduling": "it is said of the GPUs",
+    "scheduling": "it is part of the GPUs",
     "command": "the first argument",
     "timeout": "timeout_s",
     "gpus": "gpu=",

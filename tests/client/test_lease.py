@@ -463,9 +463,9 @@ def test_a_device_that_this_process_cannot_see_is_told(visible: str) -> None:
 def test_a_simulated_fleet_lends_nothing_and_says_so() -> None:
     async def scene() -> None:
         async with AsyncClient(transport=SimFleet("1xL40S")) as client:
-            with pytest.raises(Rejected, match="lends nothing"):
+            with pytest.raises(Rejected, match="lends no GPUs"):
                 client.lease()
 
     SimulatedClock().run(scene())
-    with Client(transport=SimFleet("1xL40S")) as sync, pytest.raises(Rejected, match="lends nothing"):
+    with Client(transport=SimFleet("1xL40S")) as sync, pytest.raises(Rejected, match="lends no GPUs"):
         sync.lease()

@@ -111,7 +111,7 @@ async def test_a_result_that_is_kept_no_longer_is_said_to_be_so(
             await nothing.result("30s")
             assert (await moorage.job(job.id).result("60s")).value["input"] == 1
             await JetStream(moorage.link).purge(stream)
-            with pytest.raises(NoOutput, match=f"the result of job {job.id} is kept no longer") as gone:
+            with pytest.raises(NoOutput, match=f"the result of job {job.id} is no longer kept") as gone:
                 await moorage.job(job.id).result("60s")
             assert (gone.value.code, gone.value.job) == ("not-kept", job.id)
             assert (await moorage.job(nothing.id).result("60s")).value is None, (

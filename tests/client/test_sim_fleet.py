@@ -204,7 +204,7 @@ async def test_a_script_that_returns_no_end_is_told() -> None:
         for argv, said in ((["a"], "None"), (["a", "b"], "'done'")):
             with pytest.raises(JobFailed) as failed:
                 await moorage.run(argv)
-            assert f"a script returns a Ran, and this one returned {said}" in failed.value.log_tail
+            assert f"a script must return a Ran, and this one returned {said}" in failed.value.log_tail
 
 
 @in_virtual_time
@@ -442,7 +442,7 @@ async def test_a_handler_on_a_worker_that_dies_is_called_again_elsewhere() -> No
 
 
 def test_a_handler_without_a_name_is_told() -> None:
-    with pytest.raises(Rejected, match="no name of a handler"):
+    with pytest.raises(Rejected, match="invalid handler name"):
         SimFleet(handlers={"Trans Code": transcoder})
 
 

@@ -253,7 +253,7 @@ async def test_a_wait_ends_by_its_timeout_though_a_question_gets_no_answer(
         scheduler.will_show(None)
         with pytest.raises(TimedOut) as late:
             await client.job("j").result("10ms")
-        assert "not heard of" in late.value.why
+        assert "in an unknown state" in late.value.why
         scheduler.will_show(shown("j", "RUNNING", change(1)), None)
         waiting = asyncio.create_task(client.job("j").result("1s"))
         await until(lambda: len(scheduler.asked) == 2)

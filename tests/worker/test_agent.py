@@ -471,7 +471,7 @@ async def test_a_lease_is_of_the_devices_that_the_request_names(nats_url: str, u
         wrong, right = body(driver_config=config), body("hang", driver_config=config)
         await w.leader.want("w1", place(name_of("wrong"), wrong, (1,)), place(name_of("right"), right, (2,)))
         refused = await w.leader.heard("w1", "refused", name_of("wrong"))
-        assert refused.detail == "not-here: the lease is not of the devices that the request names"
+        assert refused.detail == "not-here: the job was placed on other devices than its request names"
         await w.leader.heard("w1", "started", name_of("right"))
         shape = body(driver_config={"noop": {"gpu_device_ids": ["0", "0"]}}, gpu={"count": 2})
         typo = body(driver_config={"noop": {"typo": 1}})

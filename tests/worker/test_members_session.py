@@ -382,7 +382,7 @@ def test_those_that_may_have_killed_the_supervisor_run_one_after_another(bench: 
     bench.want(place(one, (0,)), place(two, (1,)), place(name_of("third"), (2,)))
     assert sorted(name[1] for name in bench.members.held) == ["one", "third"]
     (refused,) = [fact for fact in bench.facts() if fact.kind == "refused"]
-    assert (refused.job, refused.detail) == ("two", "one runs first: the supervisor died under both")
+    assert (refused.job, refused.detail) == ("two", "job one runs alone first: the supervisor died while both ran")
     bench.do(Started([one, name_of("third")]))
     bench.want(place((*two[:4], 25), (1,)))
     assert len(bench.members.held) == 2, "the first one has only begun"

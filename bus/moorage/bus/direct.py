@@ -1,19 +1,18 @@
-"""nats-py's client, but a message goes to its handler where it is read, and one that is published leaves at once.
+"""A faster nats-py client: it calls a handler as soon as a message is read, and writes published messages at once.
 
-Reading: nats-py takes a message's line and its payload in two steps of its parser, each with a cut of its buffer, puts
-the message in its subscription's queue, and in a later turn of the loop a task takes it there and awaits a coroutine.
-Handlers of ours only enqueue (`transport.Handler`), so that they may run at once: `DirectParser` takes what plain
-messages one read has brought in one go, and leaves whatever else there is to nats-py's own parser.
+Reading: nats-py parses a message's line and its payload in two steps, and cuts its buffer in each. It puts the message
+into the queue of its subscription. In a later turn of the loop a task takes it from there and awaits a coroutine. Our
+handlers only enqueue (`transport.Handler`), so they may run at once: `DirectParser` handles all plain messages of one
+read in a loop, and leaves other data to nats-py's own parser.
 
-`DirectClient.read_at_once` does so where the loop hands over what it has read; nats-py's task, which would take it
-from a buffer in a later turn, then has to wake for what is left alone.
+`DirectClient.read_at_once` does this in the call in which the loop passes on the data that it has read. nats-py's task,
+which would take the data from a buffer in a later turn, then only wakes for the remaining data.
 
-Writing: nats-py takes a message by coroutines that await each other, and wakes a task that writes in a later turn of
-the loop, behind whatever else this one still does. `DirectClient.put` takes a plain message by one call, and `write`
-writes now.
+Writing: nats-py passes a message through several coroutines, and wakes a task that writes in a later turn of the loop,
+after all other work of the present turn. `DirectClient.put` takes a plain message by one call, and `write` writes now.
 
-The hooks are private names of nats-py. Where a release of it has none of the name that reads, its queue and its task
-do their work as before.
+The hooks are private names of nats-py. If a release of nats-py lacks the name that reads, its queue and its task work
+as usual.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from moorage.bus.nats_py import (
 from moorage.bus.plain_messages import END_BYTES, hand_out, plain_line
 from moorage.bus.transport import Delivery, Handler
 
-#: what no subject holds: it would end the line that names it, or a part of that
+#: characters that a subject cannot have, because they end a line of the protocol or separate its parts
 _blank: Final = re.compile(r"[ \t\r\n]").search
 
 
 def callback_of(handler: Handler) -> Callable[[Msg], Awaitable[None]]:
-    """What to subscribe with: `DirectClient` calls the handler itself, any other client by this coroutine."""
+    """Return the coroutine to subscribe with. `DirectClient` calls the handler itself, other clients this coroutine."""
 
     async def on_message(msg: Msg) -> None:
         handler(Delivery(msg.subject, msg.reply, msg.data, msg.headers))
@@ -52,7 +51,7 @@ def callback_of(handler: Handler) -> Callable[[Msg], Awaitable[None]]:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """Headers as they stand in a message; empty where one holds a line's end, which nats-py knows to deal with."""
+    """Return the headers in the form of the protocol; empty if one contains a newline, which is left to nats-py."""
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if not text or {text.count("\r"), text.count("\n")} != {len(headers)}:
         return b""
@@ -60,10 +59,11 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 
 
 class DirectSubscription(Subscription):
-    """What nats-py knows of a subscription by `DirectClient.listen`."""
+    """The subscription object that `DirectClient.listen` registers with nats-py. It has no queue and no task: the
+    client calls the handler itself."""
 
     def __init__(self, client: DirectClient, sid: int, subject: str, handler: Handler) -> None:
-        # not nats-py's own, which makes a queue; what reads one asks whether there is any
+        # without `super().__init__()`, which makes a queue; nats-py's methods check whether there is one
         self._conn, self._id, self._subject, self._queue = client, sid, subject, ""
         self._cb = callback_of(handler)
         self._max_msgs = self._received = 0
@@ -72,31 +72,34 @@ class DirectSubscription(Subscription):
         self._wait_for_msgs_task = self._message_iterator = None
 
     def end(self) -> None:
-        """As `unsubscribe`, at once."""
+        """Unsubscribe at once, without a coroutine."""
         client: DirectClient = self._conn
         if client._subs.pop(self._id, None) is not None and client._status == Client.CONNECTED:
             client.command(unsub_cmd(self._id, 0))
 
 
 class NotEncrypted(nats.errors.Error):
-    """The server offers no TLS where the context wants it."""
+    """The server offers no TLS, but the context requires it."""
 
 
 class DirectClient(Client):
-    """`encrypted` says that nothing may be said without TLS: nats-py takes what the server's first line says, also
-    for a URL of tls://, and anybody on the way can write that line."""
+    """nats-py's client with faster reads and writes.
+
+    With `encrypted` the client sends nothing without TLS. nats-py alone follows the server's first line, even for a
+    URL of tls://, and an attacker on the network can write that line.
+    """
 
     def __init__(self, *, encrypted: bool = False) -> None:
         super().__init__()
         self._ps = DirectParser(self)
         self._tasks: set[asyncio.Task[None]] = set()
-        #: whoever publishes calls `write` in this turn: nats-py's task need not wake
+        #: set while all publishers call `write` in the same turn, so that nats-py's task need not wake
         self.gathers = False
         self._writes_soon = False
         self._in_read = False
         self._behind_read: list[Callable[[], None]] = []
         self._encrypted = encrypted
-        #: whether anything took a connection where the context says
+        #: whether any server accepted a connection at the context's address
         self.was_heard = False
 
     async def _process_connect_init(self) -> None:
@@ -106,7 +109,7 @@ class DirectClient(Client):
         try:
             await super()._process_connect_init()
         except Exception:
-            # nats-py waits for the end of this socket, which after a TLS handshake that failed nobody is told of
+            # nats-py waits for the end of this socket, but is not notified of it after a failed TLS handshake
             if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
                 self._transport._io_writer.transport.abort()
                 self._transport._io_writer = None
@@ -114,12 +117,13 @@ class DirectClient(Client):
         if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
             stream = self._transport._io_writer.transport
             if stream.get_extra_info("ssl_object") is not None:
-                # its reader began without TLS, would keep open at its end what cannot be, and asyncio warns of that
+                # the reader began without TLS. At its end it would keep the transport open, which TLS cannot do, and
+                # asyncio would log a warning
                 protocol: Any = stream.get_protocol()
                 protocol._over_ssl = True
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # a handshake that came first, and a web socket's, are over by now
+        # with tls_handshake_first, and for a web socket, the handshake is done by now
         is_plain = isinstance(self._transport, TcpTransport) and not self.options["tls_handshake_first"]
         if initial_connection and is_plain and self._encrypted and not info.get("tls_required"):
             if not info.get("tls_available"):
@@ -128,21 +132,21 @@ class DirectClient(Client):
         await super()._process_info(info, initial_connection)
 
     async def _process_pong(self) -> None:
-        """Take the PONG of a PING that is no longer waited for, which would stop nats-py from reading."""
+        """Accept the PONG of a PING whose wait has ended. It would make nats-py stop reading."""
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
     def read_at_once(self) -> None:
-        """From now on what the socket brings goes to its handlers as it comes in. Call it once connected."""
+        """From now on, call the handlers of messages directly in the socket's read. Call this once connected."""
         transport, parser = self._transport, self._ps
         reader: Any = transport._io_reader if isinstance(transport, TcpTransport) else None
         if not (isinstance(parser, DirectParser) and hasattr(reader, "_waiter") and hasattr(reader, "_buffer")):
-            return  # a web socket, or another release: nats-py reads
+            return  # a web socket, or another release of nats-py: its own task reads
         feed = reader.feed_data
 
         def feed_data(data: bytes) -> None:
-            # its task waits for more: all that came before was handed over, and may not be overtaken by this
+            # only if nats-py's task waits for data: then all earlier data is handled, and the order is kept
             if not reader._buffer and reader._waiter is not None and not reader._waiter.done():
                 self._in_read = True
                 data = parser.take_all(data)
@@ -156,14 +160,14 @@ class DirectClient(Client):
         reader.feed_data = feed_data
 
     def after_read(self, call: Callable[[], None]) -> None:
-        """As `Link.after_read`."""
+        """Call a function once the messages of the present read are handled; see `Link.after_read`."""
         if self._in_read:
             self._behind_read.append(call)
         else:
             asyncio.get_running_loop().call_soon(call)
 
     def tell(self, error: Exception) -> None:
-        """As nats-py tells of a callback that fails, but from outside of any task."""
+        """Report the error of a handler as nats-py reports that of a callback, but from outside of a task."""
         self._in_background(self._tell(error))
 
     async def _tell(self, error: Exception) -> None:
@@ -175,9 +179,9 @@ class DirectClient(Client):
         task.add_done_callback(self._tasks.discard)
 
     def listen(self, subject: str, handler: Handler) -> DirectSubscription | None:
-        """Subscribe a handler of ours, without the queue and the task by which nats-py would hand over its messages.
+        """Subscribe a handler without nats-py's queue and task for its messages.
 
-        None where anything stands against it: nats-py's `subscribe` knows what.
+        None if this is not possible now: nats-py's `subscribe` then does it, or raises the error.
         """
         if self._status != Client.CONNECTED or not _HANDS_OVER:
             return None
@@ -187,15 +191,15 @@ class DirectClient(Client):
         return subscription
 
     def command(self, line: bytes) -> None:
-        """Have a line of the protocol written in the next turn of the loop, behind what was put until now."""
+        """Write a line of the protocol in the next turn of the loop, after all messages that were `put` before."""
         self._pending.append(line)
         self._pending_data_size += len(line)
         self.write_soon()
 
     def put(self, subject: str, payload: bytes, reply: str, headers: bytes = b"") -> bool:
-        """Take a message for the next `write`; False where anything stands against it: `publish` knows what.
+        """Keep a message for the next `write`. Return False if this is not possible: `publish` raises the error.
 
-        `headers` are as `header_block` makes them.
+        `headers` are made by `header_block`.
         """
         size = len(headers) + len(payload)
         if self._status != Client.CONNECTED or size > self._max_payload or not subject:
@@ -214,7 +218,7 @@ class DirectClient(Client):
         return True
 
     def write_soon(self) -> None:
-        """Have what was put written in the next turn of the loop, with all that others put until then."""
+        """Write all kept messages in the next turn of the loop, including those that are `put` until then."""
         if not self._writes_soon:
             self._writes_soon = True
             asyncio.get_running_loop().call_soon(self._write_now)
@@ -224,7 +228,7 @@ class DirectClient(Client):
         try:
             self._hand_over()
         except (OSError, RuntimeError):
-            return  # the socket is dead, as its reader will tell
+            return  # the socket is dead; its reader reports that
         if self._pending and not self.is_closed:
             self._in_background(self._flush_rest())
 
@@ -232,16 +236,16 @@ class DirectClient(Client):
         try:
             await self._flush_pending()
         except (nats.errors.Error, OSError, RuntimeError):
-            pass  # the same
+            pass  # the socket is dead; its reader reports that
 
     async def write(self) -> None:
-        """Hand to the socket what was published so far; what the socket has no room for follows as ever."""
+        """Write all kept messages to the socket now. If its buffer is full, nats-py writes the rest later."""
         self._hand_over()
         if self._pending:
             await self._flush_pending()
 
     def _hand_over(self) -> None:
-        """What stays pending is for nats-py, which knows how: the socket has no room, or it is a web socket."""
+        """Write the pending messages, unless the socket has no room or is a web socket: then nats-py writes them."""
         transport = self._transport
         if self._pending and isinstance(transport, TcpTransport) and transport._io_writer is not None:
             stream = transport._io_writer.transport
@@ -255,7 +259,7 @@ class DirectClient(Client):
         return await super()._flush_pending(force_flush)
 
     def handler_of(self, sid: int) -> Handler | None:
-        """None where the subscription has ended, or is nats-py's own."""
+        """Return the handler of a subscription; None if the subscription has ended or has none of our handlers."""
         handler: Handler | None = getattr(getattr(self._subs.get(sid), "_cb", None), "handler", None)
         return handler
 
@@ -267,22 +271,24 @@ class DirectClient(Client):
         try:
             found: Any = await self._process_headers(headers) if headers else None
             handler(Delivery(subject.decode(), reply.decode(), data, found))
-        except Exception as error:  # as nats-py tells of a callback that fails
+        except Exception as error:  # nats-py reports the error of a callback in the same way
             await self._error_cb(error)
 
 
 def _writes_joined(transport: TcpTransport) -> Callable[[list[bytes]], None]:
-    """What nats-py writes with. The `writelines` of asyncio raises TypeError on a socket that is lost, from Python 3.12
-    until 3.13.6; its `write` does not, and the reader tells of the loss."""
+    """Return a replacement of the transport's `writelines`, built on its `write`.
+
+    From Python 3.12 until 3.13.6, asyncio's `writelines` raises TypeError on a lost socket; `write` does not.
+    """
     return lambda payload: transport.write(b"".join(payload))  # type: ignore[no-untyped-call]
 
 
-#: otherwise, in another release of nats-py, its queues and tasks do
+#: whether this release of nats-py has the method that passes messages to handlers; if not, its queues and tasks do it
 _HANDS_OVER: Final = hasattr(Client, "_process_msg")
 
 
 class DirectParser(Parser):
-    """Plain messages for handlers of ours go there as they stand in what was read."""
+    """Passes plain messages from the read data directly to our handlers."""
 
     nc: DirectClient
 
@@ -292,7 +298,7 @@ class DirectParser(Parser):
             if failed is not None:
                 await self.nc._error_cb(failed)
             elif (line := plain_line(data)) is not None and line.end() + int(line[4]) + END_BYTES <= len(data):
-                # of a subscription of nats-py's own, or one that has ended
+                # a message of a subscription that nats-py made, or that has ended
                 subject, sid, reply, length = line.groups(b"")
                 begin, end = line.end(), line.end() + int(length)
                 await self.nc._process_msg(int(sid), subject, reply, data[begin:end], b"")
@@ -303,7 +309,7 @@ class DirectParser(Parser):
             await super().parse(data)
 
     def take_all(self, data: bytes) -> bytes:
-        """Hand over the messages that `data` begins with; what is left is for `parse`, with what may come behind it."""
+        """Pass on the plain messages at the beginning of `data`, and return the rest, which is for `parse`."""
         while data and self.state == AWAITING_CONTROL_LINE:
             data, failed = hand_out(data, self.buf, self.nc.handler_of)
             if failed is None:

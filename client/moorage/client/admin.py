@@ -1,4 +1,4 @@
-"""An operator's acts on jobs and tenants: `AsyncClient.admin`. Each act is recorded with its user and reason."""
+"""Orders of an operator for jobs, tenants and workers: `AsyncClient.admin`. The ledger has the user and the reason."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Admin:
-    """The acts on jobs and tenants, over an open client; `tenant` is the client's own unless named.
+    """The orders of an operator, sent through an open client. `tenant` defaults to the client's own.
 
-    Each act is answered once it is in the ledger. The same act again changes nothing, and `Done.changed` is then false.
-    All raise `NotFound`, `Rejected` (a job that is over, text over its bound), `NotPermitted`, `NoScheduler`,
+    A call returns once the order is in the ledger. Repeating an order changes nothing: `Done.changed` is then false.
+    All raise `NotFound`, `Rejected` (the job has ended, or a text is too long), `NotPermitted`, `NoScheduler`,
     `Unreachable`.
     """
 
@@ -28,37 +28,38 @@ class Admin:
         self._client = client
 
     async def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """Place nothing that waits of a job, or without a job of the tenant's whole queue; what runs goes on."""
+        """Keep a job's waiting replicas from being placed; without `job`, the tenant's queue. Running ones go on."""
         return await self._act("hold", tenant=self._tenant(tenant), job=job, why=why)
 
     async def release(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """Undo `hold` of a job, or without a job of the tenant's queue; jobs that are held one by one stay so."""
+        """Undo `hold` of a job; without `job`, of the tenant's queue. Jobs that were held one by one stay on hold."""
         return await self._act("release", tenant=self._tenant(tenant), job=job, why=why)
 
     async def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
-        """Put a worker's devices back to use that are in quarantine or unwell, on an operator's word.
+        """Return a worker's quarantined or unhealthy devices to use. The operator vouches that they are free and well.
 
-        `slots` are positions in the worker's pool; None means all of them. `Done.slots` are those that were changed.
+        `slots` are positions in the worker's pool; None means all of them. `Done.slots` are the slots that changed.
         """
         return await self._act("release", worker=worker, slots=None if slots is None else list(slots), why=why)
 
     async def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """End a job's replicas that run or are placed; they wait for a new attempt, which costs no retry."""
+        """End the job's running and placed replicas, and queue them for a new attempt. This costs no retry."""
         return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why)
 
     async def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """Have the workers freeze what runs of a job: it keeps its GPUs, and their memory is in its hosts' RAM.
+        """Ask the workers to freeze a job's running replicas.
 
-        This returns once they are asked; the job is FROZEN once they have reported.
+        Frozen replicas keep their GPUs; the memory of the GPUs is moved to the host's RAM. This returns once the order
+        is in the ledger. The job is FROZEN once its workers have reported it.
         """
         return await self._act("freeze", tenant=self._tenant(tenant), job=job, why=why)
 
     async def resume(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """Undo `freeze`: the job is RUNNING again once its workers have reported."""
+        """Undo `freeze`. The job is RUNNING again once its workers have reported it."""
         return await self._act("resume", tenant=self._tenant(tenant), job=job, why=why)
 
     async def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
-        """Give a job a priority 0..100 in place of its request's."""
+        """Set a job's priority, 0..100. It replaces the priority of the request."""
         return await self._act("priority", tenant=self._tenant(tenant), job=job, priority=priority, why=why)
 
     async def resize(
@@ -70,10 +71,10 @@ class Admin:
         why: str = "",
         tenant: str | None = None,
     ) -> Done:
-        """Give a job another part of each shared GPU that it has, and of those that it gets later.
+        """Change a job's part of each shared GPU, for the GPUs that it has and for those that it gets later.
 
-        None leaves it as it is. `Done.resized` says how its running attempts take it. Raises `Rejected` where the other
-        sharers leave no room, and where a worker cannot change what an attempt has.
+        None leaves a value unchanged. `Done.resized` says when the running attempts take the new part. Raises
+        `Rejected` if the other sharers leave no room, or if a worker cannot change the part of a running attempt.
         """
         part = {"memory_mib": memory_mib, "compute_percent": compute_percent}
         return await self._act("resize", tenant=self._tenant(tenant), job=job, why=why, **part)
@@ -81,14 +82,14 @@ class Admin:
     async def limit(
         self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:
-        """Limit how many GPUs a tenant may lease at once, and how many jobs it may have that are not over.
+        """Limit how many GPUs a tenant may lease at once, and how many jobs that have not ended it may have.
 
-        0 means no limit, None leaves it as it is. What already exceeds a new limit goes on.
+        0 means no limit; None leaves a limit unchanged. Jobs that already exceed a new limit go on.
         """
         return await self._act("limit", tenant=self._tenant(tenant), gpus=gpus, jobs=jobs, why=why)
 
     async def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
-        """The ledger's feature level, once every scheduler that is heard knows it, and at least so many are heard."""
+        """Raise the ledger's feature level. `Rejected` unless at least `schedulers` answer and all of them know it."""
         return await self._act("feature-level", level=level, schedulers=schedulers, why=why)
 
     async def share(
@@ -96,17 +97,20 @@ class Admin:
     ) -> Done:
         """Set a tenant's weight in the fair share, and how many GPUs it is guaranteed.
 
-        0 means none, None leaves it as it is. Others may borrow guaranteed GPUs while they are idle.
+        0 means none; None leaves a value unchanged. Other tenants may borrow guaranteed GPUs while they are idle.
         """
         return await self._act("share", tenant=self._tenant(tenant), weight=weight, gpus=gpus, why=why)
 
     async def tenants(self) -> list[TenantRow]:
-        """Tenants with jobs, leases, holds, limits or shares; at most 1,000, those with most GPUs first."""
+        """Return the tenants with jobs, leases, holds, limits or shares; at most 1,000, those with most GPUs first."""
         answer = await self._client.operate("tenants")
         return msgspec.convert(answer.data["tenants"], list[TenantRow])
 
     async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[dict[str, Any]]:
-        """Queued requests that were refused, oldest first, of one tenant or of all; `sequence` is a letter's number."""
+        """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all.
+
+        `sequence` is the number of a letter.
+        """
         after = 0
         while True:
             data = await self._letters(DlqAct(act="list", tenant=tenant, after=after))
@@ -117,18 +121,21 @@ class Admin:
                 return
 
     async def dead_letter(self, sequence: int) -> dict[str, Any]:
-        """One dead letter, with `problem` and `body` (and `data`, base64, if it is not text). Raises `NotFound`."""
+        """Return a dead letter: its `problem`, and its `body` or, if that is not text, `data` in base64.
+
+        Raises `NotFound`.
+        """
         return await self._letters(DlqAct(act="show", sequence=sequence))
 
     async def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
-        """Submit it again, or `body` in its place, for its tenant and under its job id; the letter is then gone.
+        """Submit a dead letter again for its tenant, under its job id. `body` replaces the request.
 
-        Raises `Rejected` if it is refused again; the letter then stays.
+        The letter is deleted once the request is accepted. Raises `Rejected` if it is refused again; the letter stays.
         """
         return await self._letters(DlqAct(act="resend", sequence=sequence, body=body, by=who(), why=why))
 
     async def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
-        """Delete it for good. Raises `NotFound`."""
+        """Delete a dead letter for good. Raises `NotFound`."""
         return await self._letters(DlqAct(act="drop", sequence=sequence, by=who(), why=why))
 
     async def _letters(self, act: DlqAct) -> dict[str, Any]:

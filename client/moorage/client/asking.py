@@ -1,4 +1,4 @@
-"""Ask and ask again: one request with its answer, retried under the same id until a deadline."""
+"""Requests with retries: send one under the same id until it is answered, or until a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorage.schemas.frames import Accepted, Answer
 if TYPE_CHECKING:
     from moorage.schemas.operate import Done
 
-#: of one try; an answer takes milliseconds, and a takeover some seconds in which the request is lost
+#: longest wait of one try. An answer takes milliseconds; during a takeover requests are lost for some seconds
 TRY_S: Final = 3.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
@@ -53,23 +53,22 @@ class Asker(Protocol):
 
 
 class _NotNow(Exception):
-    """A scheduler answered that it does not lead (another one does, or will), that its ledger takes no record, or that
-    it has too much to read now."""
+    """A scheduler answered that it does not lead, that it cannot append to its ledger, or that it is overloaded."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
 _RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNow)
-#: how a try may fail that `Asking.go_on` knows what to do about
+#: failures of a try that `Asking.go_on` handles
 TRIED: Final = (BusError, _NotNow)
 
 
 class Asking:
-    """How a client asks: until there is an answer, or it has waited for long enough.
+    """Sends a client's requests, and repeats each until it is answered or its deadline passes.
 
-    `where` names the server in what is raised; `refused` is why that lets us in no more, while it does not. `on_wait`
-    is called before each further try.
+    `where` is the server's name in errors. `refused` is set while the server refuses the client at reconnects, and says
+    why. `on_wait` is called before each further try.
     """
 
     def __init__(self, where: str = "", on_wait: Callable[[], None] | None = None) -> None:
@@ -85,10 +84,10 @@ class Asking:
         decode: Callable[[bytes], T | Problem],
         deadline_s: float,
     ) -> T:
-        """Send until there is an answer, for `deadline_s` seconds; the payload's ids make repeats harmless.
+        """Send a request until it is answered, for at most `deadline_s` seconds, and return the decoded answer.
 
-        Raises `ClientError` of the kind that the answer says, `NoScheduler`, `Unreachable`, `NotPermitted`, and the
-        bus's errors for what the caller did wrong.
+        Repeats are harmless, because the payload has an id. Raises the `ClientError` that the answer names,
+        `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for a mistake of the caller.
         """
         ends_s = time.monotonic() + deadline_s
         try:
@@ -107,9 +106,9 @@ class Asking:
         deadline_s: float,
         ends_s: float,
     ) -> T:
-        """What `ask` does once a first try has `failed`, by one of TRIED.
+        """Continue an `ask` whose first try `failed` with one of TRIED.
 
-        Nearly every answer comes at the first try, and tenacity's machine costs ten times what asking does.
+        The first try does without tenacity, which costs ten times as much: nearly every request needs one try only.
         """
         if isinstance(failed, BusError) and not isinstance(failed, _RETRIED):
             raise unanswered(self.refused or failed, self.where, deadline_s) from None
@@ -117,7 +116,7 @@ class Asking:
         return await self._try_on(_Tries(once, failed), deadline_s, ends_s)
 
     async def again(self, once: Callable[[], Awaitable[T]], deadline_s: float) -> T:
-        """`once`, which must be harmless twice, until it is answered, for `deadline_s` seconds. Raises as `ask`."""
+        """Call `once` until it returns, for at most `deadline_s` seconds. It must be idempotent. Raises as `ask`."""
         return await self._try_on(_Tries(once), deadline_s, time.monotonic() + deadline_s)
 
     async def _try_on(self, tries: _Tries[T], deadline_s: float, ends_s: float) -> T:
@@ -135,14 +134,14 @@ class Asking:
             raise not_now(error.problem, self.where, deadline_s) from None
         except BusError as error:
             heard = tries.heard
-            if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short to hear it again
+            if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short for this answer
                 raise not_now(heard.problem, self.where, deadline_s) from None
             raise unanswered(self.refused or error, self.where, deadline_s) from None
         return result
 
 
 class _Tries(Generic[T]):
-    """One try after the other; the first is `failed`, where one was made already. `heard` is the last "not now"."""
+    """The tries of one request. If the first was made already, it is `failed`. `heard` is the last "not now"."""
 
     def __init__(self, once: Callable[[], Awaitable[T]], failed: Exception | None = None) -> None:
         self.heard: _NotNow | None = None
@@ -166,7 +165,7 @@ async def _once(asker: Asker, subject: str, payload: bytes, decode: Callable[[by
 
 
 def answered(answer: T | Problem) -> T:
-    """Return the answer, if it is none but a problem. Raises the `ClientError` that says it, or one of TRIED."""
+    """Return the answer, unless it is a problem. Raises the `ClientError` of the problem, or one of TRIED."""
     if isinstance(answer, Problem):
         if answer.code in _NOT_NOW:
             raise _NotNow(answer)

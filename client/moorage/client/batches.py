@@ -1,4 +1,4 @@
-"""Requests of one `submit_many`, in as few frames as the bounds allow."""
+"""Pack the requests of one `submit_many` into as few frames as the bounds allow."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 from moorage.schemas.codec import FRAME_BYTES_MAX
 
-#: requests in one frame, as the scheduler takes them
+#: most requests that the scheduler takes in one frame
 BATCH_MAX: Final = 10_000
 
 
 def frames_of(bodies: Iterable[bytes]) -> list[bytes]:
-    """JSON arrays of the bodies, as few as the bounds allow."""
+    """Return these bodies as JSON arrays, as few as the bounds allow."""
     frames: list[bytes] = []
     part: list[bytes] = []
     size = 2

@@ -1,4 +1,4 @@
-"""`AsyncClient`: one connection, and everything a service or an operator asks of moorage over it."""
+"""`AsyncClient`: one connection to NATS, with a method for each request of a service or an operator."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
 
-# What follows jobs is imported by the methods that do: a one-shot command must not pay for it.
+# Modules that follow jobs are imported by the methods that need them: a command that only submits starts faster.
 
-#: frames of a `submit_many` that are under way at a time
+#: most unanswered frames of one `submit_many`
 FRAMES_AT_ONCE: Final = 4
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @functools.cache
 def _job_class() -> type[Job]:
-    """Cached, as an import statement costs every submit half a microsecond."""
+    """Return the class `Job`. Cached, because an import statement would slow down every submit."""
     from moorage.client.job import Job
 
     return Job
@@ -51,27 +51,28 @@ def _job_class() -> type[Job]:
 
 @functools.cache
 def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
-    """The same."""
+    """Return `follow.run.run`. Cached for the same reason."""
     from moorage.client.follow.run import run
 
     return run
 
 
 def _says_events(what: What) -> bool:
-    """Return whether a request has an `events` of its own; a command given as words has none."""
+    """Return whether the request sets `events` itself; a command given as words does not."""
     if isinstance(what, COMMAND):
         return False
     return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)
 
 
 class AsyncClient(Connected):
-    """`async with AsyncClient() as moorage: …`. Use it from one event loop.
+    """A client of moorage: `async with AsyncClient() as moorage: …`. Use it from one event loop.
 
-    `target` is a URL or a nats context's name; without one NATS_CONTEXT, the selected context, NATS_URL, or the
-    `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds each answer,
-    retries included; `connect_timeout` the first connection; `wait_timeout` is the default of `Job.result`, `run`,
-    `wait` and `as_completed`. `on_wait` is called whenever something must be asked again. `transport` takes the place
-    of NATS, as `SimFleet` in tests, and of a `target`. A keyword that a verb does not have is a TypeError.
+    `target` is a URL or the name of a nats context. Without it the client takes NATS_CONTEXT, the selected context,
+    NATS_URL, or the `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds
+    the wait for each answer, retries included. `connect_timeout` bounds the first connection. `wait_timeout` is the
+    default timeout of `Job.result`, `run`, `wait` and `as_completed`. `on_wait` is called before each retry of a
+    request. `transport` replaces NATS, as `SimFleet` does in tests; it excludes `target`. A method that gets an unknown
+    keyword raises TypeError.
     """
 
     # ------------------------------------------------------------------------------------------------------- jobs
@@ -79,21 +80,21 @@ class AsyncClient(Connected):
     async def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
     ) -> Job:
-        """Submit argv, a `Request`, or a mapping as on the wire; answered once it is in the ledger.
+        """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger.
 
-        `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit of the same
-        content with the same key is the same job. Without a key a time-ordered id is made, which the retries of this
-        call keep. `files` are files and folders for the job's folder; see `send_files`. Unless `events` says
-        otherwise, the job's events are in the tenant's frames only until a client follows it. Raises `Rejected`
-        (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
+        `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit with the same
+        key and the same content returns the same job. Without a key the client makes an id that sorts by time, and
+        retries of this call keep that id. `files` are files and folders for the job's folder; see `send_files`. Unless
+        the request sets `events`, it is `tenant`: the job's events go to the tenant's subject only, until a client
+        follows the job. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
         if not _says_events(what):
-            fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
+            fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         job, request, body = self._requests.prepared(what, gpu, key, fields)
         story = None if self._following is None else self._following.feed.expect(job)
-        # as `_ask`, but for its coroutines: a fifth of what a submit costs who has a thousand under way
+        # `_ask` without its coroutines: they cost a fifth of a submit with a thousand others in flight
         mux, subject, timeout_s, token = self._opened(), self._submit_subject, self.timeout_s, 0
         ends_s, failed = time.monotonic() + timeout_s, None
         try:
@@ -116,11 +117,11 @@ class AsyncClient(Connected):
         key: str | None = None,
         **fields: Unpack[Fields],
     ) -> Job:
-        """Submit a call of the function that services offer under `name` (see `moorage.worker.embed`).
+        """Submit a call of the handler `name`, a function that a service offers (see `moorage.worker.embed`).
 
-        `input` is anything that JSON can hold; the function finds it as `context.input`. Larger data belongs in a
-        store. The job is placed on a worker that offers the handler. What the function returns is the `value` of
-        `Job.result`; what it raises is the `why` of `JobFailed`. Raises what `submit` raises.
+        `input` is any value that JSON can hold; the function reads it as `context.input`. Put larger data into a store
+        of your own. The job is placed on a worker that offers the handler. The function's return value is the `value`
+        of `Job.result`; its exception is the `why` of `JobFailed`. Raises what `submit` raises.
         """
         from moorage.client.handlers import handler_request
 
@@ -138,13 +139,13 @@ class AsyncClient(Connected):
         timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
-        """Submit, follow to the end, and return the result with its `stdout` and `stderr`.
+        """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`.
 
-        Output that is lost on the way is asked for again, as long as its worker keeps it; `lost_bytes` tells how much
-        is still missing. Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when
-        it is over, or when this call is cancelled, the job goes on. Unless `events` says otherwise, the client listens
-        to the events of all jobs of the tenant meanwhile, and for some seconds after. Raises `JobFailed` (its `result`
-        has the output, too) unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
+        Output that was lost on the way is read again from the worker, as long as the worker keeps it. `lost_bytes`
+        counts what is still missing. Only the last 16 Mi characters of each stream are kept. `timeout` defaults to
+        `wait_timeout`. The job goes on if the timeout passes or this call is cancelled. Unless the request sets
+        `events`, the client receives the events of all jobs of the tenant meanwhile, and for some seconds after. Raises
+        `JobFailed` unless the job SUCCEEDED (its `result` has the output, too), `TimedOut`, and what `submit` raises.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
@@ -160,11 +161,12 @@ class AsyncClient(Connected):
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
     ) -> list[Job]:
-        """Submit all in one frame (in several beyond 10,000 requests or 900 KiB); returns jobs in the requests' order.
+        """Submit many requests in one frame (several beyond 10,000 requests or 900 KiB). Return jobs in request order.
 
-        Each is accepted or refused by itself, also a malformed one. Raises `BatchRejected`, which has the accepted jobs
-        and names the refused requests; `Rejected` for a `gpu` or a field given here for all; and what `submit` raises:
-        some may be accepted then, and requests that name their `job` can all be sent again without doubling.
+        Each request is accepted or refused on its own, malformed ones included. Raises `BatchRejected` if any request
+        is refused: it has the accepted jobs and names the refused requests. Raises `Rejected` if `gpu` or a field given
+        here for all is invalid, and what `submit` raises. In that last case some requests may have been accepted; if
+        each names its `job`, all can be sent again and no job is submitted twice.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
@@ -197,11 +199,11 @@ class AsyncClient(Connected):
         return [job for job in jobs if job is not None]
 
     async def send_files(self, files: Paths) -> str:
-        """Send files and folders into the tenant's bucket, and return their address, which `files` of a job may be.
+        """Send files and folders into the tenant's bucket. Return their address, which a request can have as `files`.
 
-        Of a folder its content is brought, but for what its `.moorageignore` lists as a `.gitignore` would. What the
-        bucket has already is not sent again. The address of files that were sent before is returned as it is. Raises
-        `Rejected` for what cannot be packed, and what `submit` raises.
+        A folder stands for its content, without the paths that its `.moorageignore` lists (the syntax is that of
+        `.gitignore`). Files that the bucket has already are not sent again. If `files` is an address, it is returned
+        unchanged. Raises `Rejected` for files that cannot be packed, and what `submit` raises.
         """
         if isinstance(files, str) and is_files(files):
             return files
@@ -227,14 +229,14 @@ class AsyncClient(Connected):
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """Return the checked request that `submit` would send, with its job id. Raises `Rejected`."""
-        return RequestBuilder().build(what, gpu, key, fields)  # of its own: `Client` calls this in any thread
+        return RequestBuilder().build(what, gpu, key, fields)  # a new builder: `Client` calls this in any thread
 
     def job(self, id: str) -> Job:
-        """Return a handle on a job by its id, without asking the scheduler. Raises `Rejected` for what is no job id."""
+        """Return a handle on the job with this id; the scheduler is not asked. Raises `Rejected` for an invalid id."""
         if not is_job(id):
             raise rejected(
                 "invalid-argument",
-                f"{id[:80]!r} is no job id",
+                f"{id[:80]!r} is not a valid job id",
                 field="$.job",
                 found=id,
                 allowed=JOB.pattern,
@@ -252,11 +254,11 @@ class AsyncClient(Connected):
         replica: int | None = None,
         notes: bool = False,
     ) -> Watch:
-        """The events of a job, which need not be submitted yet, and with `output` its output from now on; see `Watch`.
+        """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later.
 
-        With `past` the output comes from its beginning, or only the last `tail` lines of what was before. `replica`
-        chooses the output of one replica. With `notes` there are also what a worker does before the start (`note`), and
-        where the ports of a container are reached (`ports`), as pieces without text; they may be lost.
+        With `past` the output starts at its beginning, or at the last `tail` lines of the stored output. `replica`
+        selects the output of one replica. With `notes` the watch also yields pieces without text: what the worker does
+        before the start (`note`), and the addresses of a container's ports (`ports`). Notes may be lost.
         """
         from moorage.client.follow.stories import Following
         from moorage.client.follow.watch import Watch
@@ -265,10 +267,10 @@ class AsyncClient(Connected):
         return Watch(following, output=output, past=past, tail=tail, replica=replica, notes=notes)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
-        """Yield each of these jobs of this tenant once, as it ends; `job.result()` then answers at once.
+        """Yield each of these jobs of this tenant once, when it ends; `job.result()` then returns at once.
 
-        One subscription serves all of them. `timeout` bounds the whole iteration and defaults to `wait_timeout`. Raises
-        `TimedOut` (the jobs that are left go on), `NotFound`, `NoScheduler`, `NotPermitted`.
+        One subscription serves all jobs. `timeout` bounds the whole iteration and defaults to `wait_timeout`. Raises
+        `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`.
         """
         from moorage.client.follow.gather import Gathering, handles
 
@@ -278,12 +280,12 @@ class AsyncClient(Connected):
                 yield job
 
     def _own(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """Check that each job is of this client's tenant: of another one the same id is another job."""
+        """Yield these jobs. Raises `Rejected` for a job of another tenant: there the same id names another job."""
         for job in jobs:
             if job.tenant != self.tenant:
                 raise rejected(
                     "invalid-argument",
-                    f"job {job.id} is of tenant {job.tenant}, and this client of tenant {self.tenant}",
+                    f"job {job.id} belongs to tenant {job.tenant}, and this client to tenant {self.tenant}",
                     found=job.tenant,
                     allowed=self.tenant,
                     next="wait for the jobs of each tenant with a client of that tenant",
@@ -291,7 +293,7 @@ class AsyncClient(Connected):
             yield job
 
     async def gather(self, *jobs: Job, timeout: Duration | None = None) -> list[Result]:
-        """Wait until all of these jobs of this tenant have succeeded; returns their results in the order given.
+        """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given.
 
         Raises `JobFailed` as soon as one has failed (the others go on; `wait` returns failures as results), and what
         `as_completed` raises.
@@ -302,10 +304,10 @@ class AsyncClient(Connected):
         return [results[job.id] for job in jobs]
 
     async def wait(self, jobs: Iterable[Job], timeout: Duration | None = None) -> list[Result]:
-        """Wait until all of these jobs of this tenant are over; returns all results, failed or not, in the order given.
+        """Wait until all of these jobs of this tenant have ended. Return all results in the order given.
 
-        The results have no handler's value: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises what
-        `as_completed` raises.
+        A failed job has a result too. The results lack the return values of handlers; `Job.result` reads these.
+        `timeout` defaults to `wait_timeout`. Raises what `as_completed` raises.
         """
         from moorage.client.follow.gather import handles
 
@@ -317,10 +319,10 @@ class AsyncClient(Connected):
         return [results[job.id] for job in wanted]
 
     async def events(self) -> AsyncIterator[Event]:
-        """Every transition of the tenant's jobs from now on, without end.
+        """Yield every transition of the tenant's jobs from now on, without end.
 
-        Events may be lost: those that come while the connection is down, and those beyond 10,000 frames that were not
-        taken yet. A gap shows in the job's `rev`, and `show` has the whole history. Raises `NotPermitted`.
+        Events may be lost while the connection is down, or if 10,000 frames wait for a slow reader. A gap shows in the
+        job's `rev`; `show` has the whole history. Raises `NotPermitted`.
         """
         from moorage.client.follow.listening import tenant_events
 
@@ -339,20 +341,19 @@ class AsyncClient(Connected):
         share: Share | None = None,
         **fields: Unpack[Fields],
     ) -> Answer:
-        """What would happen to a request; nothing is submitted.
+        """Return what would happen to a request; nothing is submitted.
 
-        `data["starts"]` of the answer is now, later, unknown, never or refused.
-        The answer supposes that the workers in `drain` were drained, that the hosts of `add` (such as `2x8xA100`) were
-        there, that tenants might have at most `quota` GPUs (a number for this tenant, or a number by tenant), and that
-        they had a `share`: a weight, or a weight and guaranteed GPUs. Without `what`, it tells what these changes alone
-        would do. Give `data["ledger"]` as `if_seq` to a submit that shall only be accepted while the plan holds. Raises
-        what `submit` raises.
+        `data["starts"]` of the answer is now, later, unknown, never or refused. The plan can assume changes: the
+        workers in `drain` are drained, the hosts of `add` (such as `2x8xA100`) exist, tenants are limited to `quota`
+        GPUs (a number for this tenant, or numbers by tenant), and tenants have a `share` (a weight, or a weight and
+        guaranteed GPUs). Without `what`, the answer says what these changes alone would do. To have a submit accepted
+        only while the plan holds, give it `data["ledger"]` as `if_seq`. Raises what `submit` raises.
         """
         from moorage.client.planning import plan_arguments
 
         if what is None and (gpu is not None or fields):
             beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
-            raise TypeError(f"{beside} without a request: the first argument says what would run")
+            raise TypeError(f"{beside} without a request: pass the command or request as the first argument")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
         return await self.answer("plan", plan_arguments(request, drain, add, quota, share))
 
@@ -370,7 +371,10 @@ class AsyncClient(Connected):
         return await first_possible(self.plan, [self.request(what) for what in requests])
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
-        """Return the tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
+        """Return the tenant's jobs, newest first (`jobs`), and their `counts` by state. `limit` is 1..1000.
+
+        Raises `Rejected`.
+        """
         wanted = [states] if isinstance(states, str) else list(states)
         return await self.read("ls", {"states": wanted, "limit": limit})
 
@@ -383,22 +387,22 @@ class AsyncClient(Connected):
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> Lending:
-        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`, or where
-        there is no block, as in a notebook, `lease = await moorage.lease("1xL40S")` and later `lease.give_back()`.
+        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
 
-        The host's worker is asked over its UNIX socket, so this client need not be open. The socket is `socket`, else
-        $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. The call waits in one
-        queue with what the fleet places there, for `timeout` (default `wait_timeout`). The lease ends with the block,
-        when it is given back, or with this process. The worker may ask it back: see `lease.asked_back`; `on_asked_back`
-        is called in the event loop. Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has
-        no such GPU), `TimedOut`.
+        Without a block, as in a notebook: `lease = await moorage.lease("1xL40S")`, and later `await lease.give_back()`.
+        The request goes to the host's worker over its UNIX socket, so this client need not be open. The path is
+        `socket`, else $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. The call
+        waits for the GPUs in one queue with the jobs that the scheduler places on this host, for at most `timeout`
+        (default `wait_timeout`). The lease ends with the block, when it is given back, or with this process. The worker
+        may ask for the GPUs: see `lease.asked_back`; `on_asked_back` is called in the event loop. On entering, this
+        raises `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU), `TimedOut`.
         """
         from moorage.client.lease import Lending
 
         if self._transport is not None:
             raise rejected(
                 "failed-precondition",
-                "a simulated fleet lends nothing to this process: it has no socket",
+                "a simulated fleet lends no GPUs to this process: it has no lease socket",
                 next="for a test, start `moorage worker --simulate 1xL40S` and name its socket",
             )
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
@@ -408,20 +412,20 @@ class AsyncClient(Connected):
 
     @property
     def admin(self) -> Admin:
-        """Hold, release, requeue, limit and change the priority of jobs."""
+        """The orders of an operator: hold, release, requeue, freeze, priority, limit, share and so on; see `Admin`."""
         from moorage.client.admin import Admin
 
         return Admin(self)
 
     async def fleet(self) -> dict[str, Any]:
-        """Return every worker by name, what is free, and the largest request that starts now by model."""
+        """Return all workers by name, the free GPUs, and for each model the largest request that would start now."""
         return data_of(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
         """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.
 
-        Only what two audits show that are some renewals apart is drift. `not_looked` names the workers that did not
-        look at their devices within 2.5 s.
+        A difference counts as drift only if two audits, several renewals apart, both show it. `not_looked` names the
+        workers that did not check their devices within 2.5 s.
         """
         return data_of(await self.operate("audit"))
 
@@ -434,11 +438,11 @@ class AsyncClient(Connected):
         last: Duration | None = None,
         why: str = "",
     ) -> dict[str, Any]:
-        """Place nothing new on a worker; what runs there goes on. Raises `NotFound`, `Rejected`.
+        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`.
 
-        With `within`, what runs gets its checkpoint signal, is asked to end within that time, and starts again
-        elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty; `last`
-        is how long after that the worker opens again by itself. All of this is in the ledger, and `uncordon` undoes it.
+        With `within`, the running jobs get their checkpoint signal, are ended within that time, and start again
+        elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty. `last`
+        is the duration after which the worker opens again on its own. The drain is in the ledger; `uncordon` undoes it.
         """
         from moorage.client.moments import drain_fields
 
@@ -446,7 +450,7 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
-        """Nothing new is placed there. Raises `NotFound`."""
+        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`."""
         return await self._flag("cordon", worker)
 
     async def uncordon(self, worker: str) -> dict[str, Any]:
@@ -458,7 +462,7 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin(verb), encode(arguments), decode_flag)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
-        """The leader's summary of the fleet, twice a second, without end; a slow reader gets only the newest."""
+        """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
         from moorage.client.follow.listening import fleet_frames
 
         async with contextlib.aclosing(fleet_frames(self._stories)) as frames:

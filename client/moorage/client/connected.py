@@ -1,4 +1,4 @@
-"""What every client has: one connection, and questions over it that are asked until they are answered."""
+"""The base of every client: one connection, and requests over it that are sent again until they are answered."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
-NOT_OPEN: Final = "the client is not open, or not any more: use it within `with` (an AsyncClient: `async with`)"
+NOT_OPEN: Final = "the client is not open, or was closed: use it within `with` (an AsyncClient: `async with`)"
 
 T = TypeVar("T")
 
 
 class Connected:
-    """See `AsyncClient`, which has the verbs."""
+    """The connection of a client and its requests. `AsyncClient` adds the public methods."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Connected:
         transport: ClientTransport | None = None,
     ) -> None:
         if target is not None and transport is not None:
-            raise TypeError("a target and a transport exclude each other: the transport takes the place of NATS")
+            raise TypeError("a target and a transport exclude each other: the transport replaces NATS")
         self.tenant = find_tenant(tenant)
         if not is_tenant(self.tenant):
             raise rejected(
                 "invalid-argument",
-                f"{self.tenant!r} is no tenant",
+                f"{self.tenant!r} is not a valid name of a tenant",
                 found=self.tenant,
                 allowed=TENANT.pattern,
                 next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
@@ -87,7 +87,7 @@ class Connected:
         return f"<{type(self).__name__} {self._asking.where or 'not connected'} tenant {self.tenant}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a client is of one process: open one there, and name a job to it by its id (client.job)")
+        raise TypeError("a client cannot be sent to another process: open one there, and get the job by client.job(id)")
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -97,7 +97,7 @@ class Connected:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError where it is open."""
+        """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if the client is open."""
         if self._loop is not None:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class Connected:
         if self._transport is not None:
             self._asking.where = self._transport.where
             return await self._transport.connect(self._name, self._on_state)
-        from moorage.bus.connection import connect  # nats-py is most of what this module would cost to import
+        from moorage.bus.connection import connect  # imports nats-py, which is slow
 
         self.context = find_context(self._target)
         self._asking.where = self.context.safe_url
@@ -131,7 +131,8 @@ class Connected:
         )
 
     async def close(self) -> None:
-        """Close; jobs go on. What still waits for one, or hears events, raises RuntimeError or `ConnectionClosed`."""
+        """Close the connection; jobs go on. Calls that still wait for a job or for events raise RuntimeError or
+        `ConnectionClosed`."""
         mux, connection, following = self._mux, self._connection, self._following
         self._following = self._mux = self._connection = self._loop = None
         if following is not None:
@@ -145,20 +146,20 @@ class Connected:
 
     @property
     def _stories(self) -> Stories:
-        """What follows jobs on this client. Raises RuntimeError where it is not open."""
+        """The jobs that this client follows. Raises RuntimeError if the client is not open."""
         if self._following is None:
-            from moorage.client.follow.stories import Stories  # most commands follow nothing
+            from moorage.client.follow.stories import Stories  # most commands follow no job
 
             self._opened()
             self._following = Stories(self, None if self._transport is None else self._transport.upkeep)
         return self._following
 
     def _expect(self, job: str | None) -> Story | None:
-        """See `Feed.expect`."""
+        """Return `Feed.expect` of this job; None if this client follows no job yet, or if `job` is None."""
         return None if self._following is None or job is None else self._following.feed.expect(job)
 
     def _on_error(self, error: BusError) -> None:
-        if isinstance(error, NotAuthorized):  # of a reconnect: its key was changed or taken away
+        if isinstance(error, NotAuthorized):  # at a reconnect: the user's key was changed or revoked
             self._asking.refused = error
 
     def _on_state(self, state: State) -> None:
@@ -174,13 +175,13 @@ class Connected:
         return data_of(await self.answer(verb, arguments))
 
     async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """Ask one of this tenant's verbs that read, or `cancel`; returns the whole answer frame."""
+        """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame."""
         return await self._ask(verb, encode(arguments), decode_answer)
 
     async def operate(self, verb: str, asked: Any = None) -> Answer:
-        """Ask an operators' verb that is answered with data; returns the whole answer frame.
+        """Send an operator's request that is answered with data, and return the whole answer frame.
 
-        The workers of a large fleet come in several frames, which are put together.
+        The workers of a large fleet arrive in several frames, which are joined here.
         """
         subject, payload = self.subjects.admin(verb), b"{}" if asked is None else encode(asked)
         answer: Answer = await self._request(subject, payload, decode_answer)
@@ -191,7 +192,7 @@ class Connected:
         return answer
 
     async def act(self, verb: str, act: Act) -> Done:
-        """Send an operator's act (see `schemas.operate`); `admin` has a method for each. Raises what those raise."""
+        """Send an operator's order (see `schemas.operate`). `admin` has a method for each, which raises the same."""
         return await self._request(self.subjects.admin(verb), encode(act), decode_act)
 
     def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
@@ -201,20 +202,20 @@ class Connected:
         return self._asking.ask(self._opened(), subject, payload, decode, self.timeout_s)
 
     def _opened(self) -> Mux:
-        """Return where to ask. Raises RuntimeError where this client is not open, or not here."""
+        """Return the inbox for requests. Raises RuntimeError if this client is not open in this event loop."""
         if self._mux is None:
             raise RuntimeError(NOT_OPEN)
         if self._loop is not asyncio.get_running_loop():
-            raise RuntimeError("this client was opened in another event loop: open one in each")
+            raise RuntimeError("this client was opened in another event loop: open one client in each loop")
         return self._mux
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Call `once` until it is answered, for `timeout`; errors of the bus are raised as the SDK's."""
+        """Call `once` until it returns, for at most `timeout`. Raises the SDK's errors in place of the bus's."""
         return await self._asking.again(once, self.timeout_s)
 
     @property
     def link(self) -> Link:
-        """The connection, for what has no method here. Raises RuntimeError if the client is not open."""
+        """The connection, for requests that have no method here. Raises RuntimeError if the client is not open."""
         if self._connection is None:
             raise RuntimeError(NOT_OPEN)
         return self._connection
@@ -227,7 +228,7 @@ class Connected:
             raise NotPermitted(error.problem) from None
 
     async def subscribe_ahead(self, subject: str, handler: Handler) -> Subscribed:
-        """As `subscribe`, but without a round trip: once a later question is answered, its `refused` tells."""
+        """Subscribe without a round trip: `refused` of the subscription is valid once a later request is answered."""
         return await self.link.subscribe_ahead(subject, handler)
 
 
@@ -237,6 +238,6 @@ def data_of(answer: Answer) -> dict[str, Any]:
 
 
 def _as_tenant(name: str) -> str:
-    """What the name would be as a tenant's."""
+    """Return ": " and the name in the form of a tenant's name; "" if it has none."""
     slug = "-".join("".join(char if char.isascii() and char.isalnum() else " " for char in name.lower()).split())
     return f": {slug}" if is_tenant(slug) else ""

@@ -1,4 +1,4 @@
-"""Durations as callers say them, and as they are shown."""
+"""Read durations that callers give, and format durations for display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Duration = float | str
 
 
 def seconds(duration: Duration) -> float:
-    """`90`, `"90"`, `"1h30m"`, `"500ms"` → seconds, 0..366 days. Raises `Rejected` for anything else."""
+    """Return the seconds of `90`, `"90"`, `"1h30m"` or `"500ms"`; 0..366 days. Raises `Rejected` for anything else."""
     if isinstance(duration, str):
         try:
             value = duration_s(duration)
@@ -31,7 +31,7 @@ def seconds(duration: Duration) -> float:
 
 
 def age(milliseconds: float | None) -> str:
-    """`850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for none."""
+    """Return a duration as text: `850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for None."""
     if milliseconds is None:
         return "-"
     if 0 <= milliseconds < 1000:

@@ -1,7 +1,7 @@
-"""What the SDK raises: one class for each way in which a caller may react, all with `.code .why .fixes .job`.
+"""The SDK's exceptions: one class for each way in which a caller may react, all with `.code .why .fixes .job`.
 
-Codes of a scheduler's answer (`schemas.errors.CODES`) and of the bus (`bus.errors.BUS_CODES`) are kept as they came;
-those that only the SDK can tell are in `CLIENT_CODES`.
+A code of a scheduler's answer (`schemas.errors.CODES`) or of the bus (`bus.errors.BUS_CODES`) is kept unchanged. Codes
+of errors that only the SDK can notice are in `CLIENT_CODES`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "no-scheduler": ("fleet", "the NATS server is there, but no scheduler answered in the time given"),
     "no-agent": ("fleet", "no worker of this host lends GPUs to processes that run here"),
-    "timed-out": ("caller", "what was waited for did not happen in the time given; the job itself goes on"),
-    "job-failed": ("caller", "the job ended by itself, not with code 0, and has no retries left"),
+    "timed-out": ("caller", "the wait took longer than its timeout; the job itself goes on"),
+    "job-failed": ("caller", "the job ended with another exit code than 0, or by a signal, and has no retries left"),
     "job-timed-out": ("caller", "the job ran longer than its timeout or deadline"),
     "job-cancelled": ("caller", "the job was cancelled"),
     "job-expired": ("fleet", "the job could not start within the time it was given"),
@@ -46,9 +46,10 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
 
 
 class ClientError(MoorageError):
-    """Base of all errors. `fixes` are at most three lines that say what to do now, the best one first.
+    """The base of all errors. `fixes` are at most three lines that say what to do now, the best one first.
 
-    A traceback has these, and the `problem`'s field, what was found and what is allowed, as notes below the message.
+    A traceback shows the fixes as notes below the message, after the field of the `problem`, the value found there and
+    the values allowed.
     """
 
     def __init__(self, problem: Problem, fixes: Sequence[str] = ()) -> None:
@@ -67,31 +68,34 @@ class ClientError(MoorageError):
 
     @property
     def job(self) -> str:
-        """The id of the job that it is about; "" where it is about none."""
+        """The id of the job that the error is about; "" if it is about no single job."""
         return self.problem.job
 
 
 class Rejected(ClientError):
-    """The scheduler refuses the request; nothing of it was recorded. `code` says why."""
+    """The scheduler refuses the request, and has recorded nothing of it. `code` says why."""
 
 
 class Conflict(Rejected):
-    """The job id is taken by a request with other content."""
+    """The job id is already used by a request with other content."""
 
 
 class QueueFull(Rejected):
-    """Send again, with the same id, after `retry_after_s` seconds."""
+    """The queue is full: submit again, with the same id, after `retry_after_s` seconds."""
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds."""
+        """How many seconds to wait before the next submit."""
         return self.problem.retry_after_s or 1.0
 
 
 class BatchRejected(Rejected):
-    """Some requests of `submit_many` were refused, and the others are submitted. `problems` has what is wrong by the
-    index of the request, from 0, and the message begins with the first of them. `jobs` has one handle per request, of
-    the client's own kind (`Job` or `SyncJob`), and None for a refused one; in another process it has their ids."""
+    """Some requests of `submit_many` were refused; the others are submitted.
+
+    `problems` says what is wrong, by the index of the request from 0. The message has the first problem. `jobs` has one
+    entry per request: a handle of the client's own kind (`Job` or `SyncJob`), or None if the request was refused. After
+    pickling it has the jobs' ids in place of the handles.
+    """
 
     def __init__(self, jobs: list[Any], problems: dict[int, Problem]) -> None:
         at = min(problems)
@@ -107,15 +111,16 @@ class BatchRejected(Rejected):
 
 
 class NotFound(ClientError):
-    """No such job or worker, as of a ledger record acknowledged after the question came."""
+    """There is no such job or worker. The answer is not stale: it is as of a ledger record acknowledged after the
+    request arrived."""
 
 
 class NotPermitted(ClientError):
-    """NATS refused the credentials, or this user may not use that subject, or borrow from this host's worker."""
+    """NATS refused the credentials, or this user may not use the subject, or may not borrow from this host's worker."""
 
 
 class BadContext(ClientError):
-    """The NATS context or URL that was named cannot be used: `why` says which, and what is wrong with it."""
+    """The NATS context or URL cannot be used. `why` names it, and says what is wrong with it."""
 
 
 class Unreachable(ClientError):
@@ -123,25 +128,25 @@ class Unreachable(ClientError):
 
 
 class NoScheduler(Unreachable):
-    """There is a NATS server, but no scheduler answers; or, with the code `not-leading`, a leader whose ledger takes no
-    record: `why` says since when, and what the server says."""
+    """There is a NATS server, but no scheduler answers. With the code `not-leading`, a scheduler answers that cannot
+    append to its ledger: `why` says since when, and the server's error."""
 
 
 class NoAgent(Unreachable):
-    """No worker of this host lends GPUs here."""
+    """No worker of this host lends GPUs to this process."""
 
 
 class NoOutput(ClientError):
-    """Earlier output or a function's result is not available: it is kept no longer (`not-kept`), or the worker that has
+    """Stored output or a handler's result is not available: it is no longer kept (`not-kept`), or the worker that has
     the output does not answer (`worker-lost`)."""
 
 
 class Overloaded(ClientError):
-    """Too many questions of this kind are under way; ask again after `problem.retry_after_s` seconds."""
+    """Too many requests of this kind are in progress. Send it again after `problem.retry_after_s` seconds."""
 
 
 class TimedOut(ClientError, TimeoutError):
-    """The time to wait is over; what was waited for may still happen. A `TimeoutError` too, as asyncio's is."""
+    """The timeout passed. What the call waited for may still happen. This is also a `TimeoutError`."""
 
 
 class JobFailed(ClientError):
@@ -166,12 +171,12 @@ class JobFailed(ClientError):
 
     @property
     def state(self) -> str:
-        """The job's last one: FAILED, TIMED_OUT, CANCELLED, EXPIRED or REJECTED."""
+        """The job's last state: FAILED, TIMED_OUT, CANCELLED, EXPIRED or REJECTED."""
         return self.result.state
 
     @property
     def exit_code(self) -> int | None:
-        """Exit status of the member that failed; a negative one is minus the signal; None if nothing ran."""
+        """The exit status of the attempt that failed. A negative one is minus the signal; None if no attempt ran."""
         return self.result.code
 
 
@@ -233,44 +238,44 @@ def error_of(answer: Problem) -> ClientError:
 
 
 def not_now(answer: Problem, where: str, timeout_s: float) -> ClientError:
-    """Return the exception for a scheduler that answered "not now" to the last; `where` as that of `unanswered`."""
+    """Return the exception for a scheduler that answered "not now" until the timeout; `where` as in `unanswered`."""
     return error_of(msgspec.structs.replace(answer, message=f"{answer.message}; asked at {where} for {timeout_s:g} s"))
 
 
 def rejected(code: str, message: str, **details: Unpack[Details]) -> Rejected:
-    """What the scheduler would refuse too, told before it is asked."""
+    """Return the exception for a request that the scheduler would refuse; it is raised before anything is sent."""
     return Rejected(problem(code, message, **details))
 
 
 def not_found(message: str, **details: Unpack[Details]) -> NotFound:
-    """Return the same, of what is looked for and is not there."""
+    """Return the exception for a thing that was looked up and does not exist."""
     return NotFound(problem("not-found", message, **details))
 
 
 def timed_out(message: str, *, job: str = "", next_step: str = "") -> TimedOut:
-    """Of a wait that is over. `next_step` says what to do now."""
+    """Return the exception for a wait that took too long. `next_step` says what to do now."""
     return TimedOut(client_problem("timed-out", message, job=job, next_step=next_step))
 
 
 def of_batch(problem: Problem, at: int) -> Problem:
-    """What is wrong with one of several requests, with its index in the field: `$[2].gpu.count`."""
+    """Return the problem of one of several requests, with the request's index in the field: `$[2].gpu.count`."""
     return msgspec.structs.replace(problem, field=f"$[{at}]{problem.field.removeprefix('$')}")
 
 
 def client_problem(
     code: str, message: str, *, job: str = "", found: str = "", next_step: str = "", field: str = ""
 ) -> Problem:
-    """Return a problem that only this side can tell. Raises KeyError for a code that is not in `CLIENT_CODES`."""
+    """Return a problem that only the client can notice. Raises KeyError for a code that is not in `CLIENT_CODES`."""
     return Problem(code, message, CLIENT_CODES[code][0], field=field, found=found, next=next_step, job=job)
 
 
 def no_server(error: CannotConnect) -> Unreachable:
-    """Return the bus's error with what helps a caller of the SDK or the command."""
+    """Return the exception for a failed connection, with fixes for a caller of the SDK or the command."""
     problem = msgspec.structs.replace(error.problem, next="", found="")
     return Unreachable(
         problem,
         (
-            "see who has that port: ss -ltnp; where it is NATS with handshake_first, set tls_first in the context"
+            "see which process has that port: ss -ltnp; for NATS with handshake_first, set tls_first in the context"
             if isinstance(error, NotNats)
             else "start one on this machine: moorage up",
             "name another: --nats URL or a nats context, or NATS_CONTEXT, or NATS_URL",
@@ -279,14 +284,14 @@ def no_server(error: CannotConnect) -> Unreachable:
 
 
 def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
-    """What it means that a request was not answered at last. `where` is the server, shown without secrets."""
+    """Return the exception for a request that got no answer in time. `where` is the server, shown without secrets."""
     if isinstance(error, CannotConnect):
         return no_server(error)
     if isinstance(error, Disconnected):
         return Unreachable(error.problem)
     if isinstance(error, NotAuthorized | PermissionRefused):
         return NotPermitted(error.problem)
-    if isinstance(error, PayloadTooLarge):  # as the scheduler would say, had the server let it pass
+    if isinstance(error, PayloadTooLarge):  # the scheduler's own error, had the server let the frame pass
         return Rejected(
             problem(
                 "too-large",

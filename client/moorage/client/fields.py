@@ -1,4 +1,4 @@
-"""What a request may be asked for by name."""
+"""The fields of a request that `submit` takes as keyword arguments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final, Literal, TypedDict
 
 from moorage.schemas.job import Resources, Secret
 
-#: files and folders that a job brings
+#: files and folders that are sent to a job's folder
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class _RunFields(TypedDict, total=False):
-    """Fields of a request's `run`."""
+    """The fields of a request's `run`."""
 
     driver: str
     env: Mapping[str, str | Secret]
@@ -29,7 +29,8 @@ class _RunFields(TypedDict, total=False):
 
 
 class Fields(_RunFields, total=False):
-    """What `submit` takes by name beside argv and gpu: fields of a request and of its `run`, as on the wire."""
+    """The keyword arguments of `submit` beside `what`, `gpu` and `key`: fields of a request and of its `run`, as on the
+    wire."""
 
     replicas: int
     priority: int
@@ -49,7 +50,7 @@ class Fields(_RunFields, total=False):
     guest: bool
 
 
-#: the names of these, as one may ask for them
+#: the names of these keyword arguments
 FIELDS: Final = frozenset(Fields.__annotations__)
-#: those of its `run`, in their order
+#: the names of those that are fields of `run`, in their order
 RUN_FIELDS: Final = tuple(_RunFields.__annotations__)

@@ -1,4 +1,4 @@
-"""The GPUs of a request, from a token, a count or parts."""
+"""Make the GPU specification of a request from a token, a count, or single values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moorage.client.errors import rejected
 from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
 
 _MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
-#: a service asks for the same again and again
+#: cached, because a service asks for the same GPUs again and again
 _parsed: Final = functools.lru_cache(256)(parse_token)
 
 
@@ -27,12 +27,12 @@ def Gpu(
     compute_capability: str | None = None,
     prefer: Literal["pack", "spread"] | None = None,
 ) -> GpuSpec:
-    """The GPUs of one replica, in parts: `Gpu("H100 | A100", count=2, memory="80G")` is `2xH100|A100:80G`.
+    """Return the GPUs of one replica: `Gpu("H100 | A100", count=2, memory="80G")` is the token `2xH100|A100:80G`.
 
-    `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what a token has after its `@`:
-    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is named, else nvidia.
-    `compute_capability` is the least, as `8.0`; `prefer` says of a sharer whether it joins others or stays apart.
-    Raises `Rejected`.
+    `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB). `share` is the part of a token after its `@`:
+    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is given, else nvidia.
+    `compute_capability` is the lowest accepted one, as `8.0`. `prefer` is for shared GPUs: `pack` takes the fullest
+    device with room, `spread` takes an unused device first. Raises `Rejected`.
     """
     if not _MODELS.fullmatch(model):
         raise rejected(
@@ -40,7 +40,7 @@ def Gpu(
             f"not a model: {model!r}",
             field="$.gpu.model",
             found=model,
-            next="count, memory and share are named beside it; alternatives are split by |",
+            next="give count, memory and share as arguments of their own; separate alternative models by |",
         )
     asked = f"{memory}M" if isinstance(memory, int) else memory
     _, spec = gpu_spec(f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}")
@@ -53,7 +53,7 @@ def Gpu(
 
 
 def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
-    """(replicas, spec) of a token, a count or a spec. Raises `Rejected`."""
+    """Return (replicas, spec) of a token, a count or a spec. Raises `Rejected`."""
     if isinstance(gpu, GpuSpec):
         return 1, gpu
     try:

@@ -1,8 +1,8 @@
-"""Functions of a service that the fleet calls: the request for one, how far it is, and what it returned.
+"""Handlers (functions of a service that workers call): the request for a call, its progress, and its result.
 
-The other side is `moorage.worker.embed`. A result lies in the stream of the tenant's bucket before its job is SUCCEEDED
-(decision 0129). A small one was sent to all that wait for some, and on the job's log subject: where it was received,
-nothing is read.
+The worker's side is `moorage.worker.embed`. A result is in the tenant's bucket before its job is SUCCEEDED (decision
+0129). A small result is also sent to all clients that wait for results, and on the job's log subject. A client that
+received it there does not read the bucket.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from moorage.worker.handler_results import ResultStore, decode_inline, decode_re
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
 
-#: fields of a request that only a process has
+#: fields of a request that a handler's request cannot have
 NOT_OF_HANDLERS: Final = frozenset({"driver", "image", "cwd", "user", "files", "keep"})
-#: characters of a line of output that may still become one of ours
+#: longest incomplete line of output that is kept, since its rest may make it a line of a handler
 LINE_CHARS_MAX: Final = 128 * 1024
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a handler has come, by its own report: `fraction` 0..1, with a line of text."""
+    """The progress that a handler reports: `fraction` 0..1, with a line of text."""
 
     fraction: float
     text: str = ""
@@ -49,7 +49,8 @@ OnProgress = Callable[[Progress], None]
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of a handler's standard output: progress, or the result's name with a small result itself."""
+    """A line that a handler's worker writes to standard output: progress, or the name of the result with a small
+    result itself."""
 
     progress: float | None = None
     text: str = ""
@@ -64,10 +65,10 @@ _decode_line: Final = msgspec.json.Decoder(_Line).decode
 def handler_request(
     name: str, input: Any, gpu: GpuSpec | str | int | None, key: str | None, fields: Mapping[str, Any]
 ) -> Request:
-    """The checked request for a handler, to be placed only on workers that offer it. Raises `Rejected`, TypeError."""
+    """Return the checked request for a handler; it requires a worker that offers it. Raises `Rejected`, TypeError."""
     if not HANDLER_NAME.fullmatch(name):
         raise rejected(
-            "invalid-argument", f"{name[:80]!r} is no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}"
+            "invalid-argument", f"{name[:80]!r} is not a valid handler name", found=name, allowed="[a-z0-9_.-]{1,48}"
         )
     check_keywords(fields, FIELDS - NOT_OF_HANDLERS, "of a function in a service's own process")
     named = dict(fields)
@@ -87,7 +88,7 @@ def handler_request(
             field="$.driver_config.handler.input",
             found=str(size),
             allowed=f"{REQUEST_BYTES_MAX} bytes",
-            next="put the data where the handler can fetch it, and send its place",
+            next="put the data where the handler can fetch it, and send its address",
         )
     return request
 
@@ -100,14 +101,14 @@ def _plain(value: Any) -> Any:
     except (TypeError, ValueError) as error:
         raise rejected(
             "invalid-argument",
-            f"a handler's input is what JSON can hold: {error}",
+            f"a handler's input must be a value that JSON can hold: {error}",
             field="$.driver_config.handler.input",
             found=type(value).__name__,
         ) from None
 
 
 class Heard:
-    """What a handler said of itself, from the output of its job as it is watched."""
+    """The progress and the small results of a job's handlers, taken from the job's output."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self._on_progress = on_progress
@@ -131,7 +132,7 @@ class Heard:
                 self._on_progress(Progress(line.progress, line.text, piece.replica))
 
     def value(self, name: str) -> Any:
-        """Return the small result of this name; UNSET where it was not heard."""
+        """Return the small result of this name; UNSET if it was not received."""
         line = self._values.get(name)
         if line is None or line.value is msgspec.UNSET:
             return msgspec.UNSET
@@ -139,10 +140,10 @@ class Heard:
 
 
 async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
-    """What the function returned; a list by replica where there are several.
+    """Return the value that the function returned; if the job has several replicas, a list by replica.
 
-    Raises as `AsyncClient.submit`, `NoOutput` for a result that is kept no longer, and `NotPermitted` for a user that
-    may not read the tenant's bucket.
+    Raises what `AsyncClient.submit` raises, `NoOutput` for a result that is no longer kept, and `NotPermitted` if the
+    user may not read the tenant's bucket.
     """
     ends = {change.replica: change for change in changes if change.fence}
     if len(ends) < replicas:
@@ -165,7 +166,8 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
 
 
 async def _stored(client: Connected, job: str, name: str, seq: int | None) -> Any:
-    """Read a result. A worker of an older release reports no sequence: then nothing tells whether there was one."""
+    """Read a result from the bucket. A worker of an older release reports no sequence number (`seq` is None): then a
+    missing result counts as none."""
     context = client.context
     api = "$JS.API" if context is None else context.api_prefix
     store = ResultStore(JetStream(client.link, api), client.subjects.prefix)
@@ -177,8 +179,8 @@ async def _stored(client: Connected, job: str, name: str, seq: int | None) -> An
     raise NoOutput(
         problem(
             "not-kept",
-            f"the result of job {job} is kept no longer: result_keep and result_bytes say how long, unless the"
-            " bucket was made with limits of its own",
+            f"the result of job {job} is no longer kept: the settings result_keep and result_bytes limit it, unless the"
+            " bucket was made with other limits",
             job=job,
             found=f"no {name} in message {seq} of {client.subjects.result_bucket(client.tenant)}",
             next="submit it again",

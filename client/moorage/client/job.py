@@ -1,4 +1,4 @@
-"""A handle on one job, which needs nothing but its id: follow it, wait for it, ask about it, end it."""
+"""A handle on one job, which needs only the job's id: follow the job, wait for it, ask about it, cancel it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Job(Seen):
-    """Made by `AsyncClient.submit` and `AsyncClient.job`; needs no memory of the submit.
+    """A handle on one job, from `AsyncClient.submit` or, by the id alone, from `AsyncClient.job`.
 
-    `accepted` is the scheduler's answer if this handle came from a submit. `state`, `gpu` (the token of what the job
-    asks for) and `worker` are as last seen here.
+    `accepted` is the scheduler's answer if this handle came from a submit. `state`, `gpu` (the token of the request)
+    and `worker` are as this client last saw them.
     """
 
     __slots__ = ("_client", "_request", "_story", "_valued", "accepted")
@@ -67,21 +67,21 @@ class Job(Seen):
 
     @property
     def tenant(self) -> str:
-        """The job's tenant: that of the client that made this handle."""
+        """The job's tenant, which is the tenant of the client that made this handle."""
         return self._client.tenant
 
     @property
     def gpu(self) -> str:
-        """The token of what it asks for, as `2xH100`; `-` for no GPU, "" where that was not seen here."""
+        """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this client has not seen it."""
         if not self._gpu and self._request is not None:
             self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
         return self._gpu
 
     async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
-        """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
+        """Yield the job's transitions from acceptance on, each once and in order. The iteration ends with the job.
 
-        The first event holds all transitions so far, also of a job that was over long ago, while its history is kept (a
-        week by default). Events without a transition tell why the job waits, if this client follows fewer than 16
+        The first event has all transitions so far. This also works for a job that has ended, while its history is kept
+        (a week by default). Events without a transition say why the job waits, if this client follows fewer than 16
         jobs. `timeout` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(Following(self._client._stories, self.id, ahead=True, saw=self._saw)) as watch:
@@ -90,7 +90,7 @@ class Job(Seen):
                     yield item
 
     async def steps(self, timeout: Duration | None = None) -> AsyncIterator[Step]:
-        """The transitions of `events` one by one, each as its own type: `match step: case Placed(worker=w): …`."""
+        """Yield the transitions of `events` one by one, as types for `match step: case Placed(worker=w): …`."""
         async for event in self.events(timeout):
             for change in event.changes:
                 yield step_of(change)
@@ -104,11 +104,12 @@ class Job(Seen):
         replica: int | None = None,
         attempt: int | None = None,
     ) -> AsyncIterator[Piece]:
-        """The output from its beginning, or with `tail` from the last lines of each stream: what the workers keep of
-        each replica's newest attempt, then what comes, without gap or double, until the job is over.
+        """Yield the job's output until the job ends: first the stored output, then the new output.
 
-        `follow=False` ends with what is kept now, and so does a given `attempt`; `replica` chooses one replica. Raises
-        `NoOutput` if no output is available any more, and what `events` raises.
+        The stored output is that of each replica's newest attempt, from its beginning or, with `tail`, from the last
+        lines of each stream. New output joins it without gaps or duplicates. With `follow=False` or with an `attempt`,
+        only stored output is yielded. `replica` selects one replica. Raises `NoOutput` if no output is available any
+        more, and what `events` raises.
         """
         given = 0
         if follow and attempt is None:
@@ -129,19 +130,20 @@ class Job(Seen):
             raise joiner.trouble
 
     async def ports(self, replica: int = 0) -> dict[int, str]:
-        """Return where a running container of the job is reached, `address:port` by its own ports, as its worker says.
+        """Return the addresses of a running container of the job: `address:port` on the host, by the container's port.
 
-        Empty where it publishes none, or does not run. Raises `NoOutput`, `NotFound`, `NoScheduler`.
+        Empty if the container publishes no port or does not run. Raises `NoOutput`, `NotFound`, `NoScheduler`.
         """
         page = await read_page(self._client, self.id, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}
 
     async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
-        """Wait until the job is over. `timeout` defaults to the client's `wait_timeout`.
+        """Wait until the job ends, and return its result. `timeout` defaults to the client's `wait_timeout`.
 
-        The result of a handler's job has the `value` that the function returned, read from the tenant's bucket if it is
-        large or was not heard; `on_progress` is called with each `Progress` that is heard meanwhile. Raises `JobFailed`
-        unless the job SUCCEEDED, `TimedOut` (the job goes on), `NotFound`, `NoScheduler`.
+        If the job called a handler, the result has the `value` that the function returned. A large value, or one that
+        this client did not receive, is read from the tenant's bucket. `on_progress` is called with each `Progress` that
+        is received meanwhile. Raises `JobFailed` unless the job SUCCEEDED, `TimedOut` (the job goes on), `NotFound`,
+        `NoScheduler`.
         """
         timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
         if self._result is None:
@@ -178,7 +180,7 @@ class Job(Seen):
                             progress = progress or _heard_by(on_progress)
                             progress.take(item)
                     elif item.state == SUCCEEDED:
-                        break  # the end of its output is for those that failed
+                        break  # only a failure carries the end of the output
         self._result = watch.result()
         if self._result.state != SUCCEEDED:
             if can.returns_value and not output:
@@ -189,7 +191,8 @@ class Job(Seen):
         return self._result
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
-        """Set the result's value, if the driver returns one. `shown`: what `show` answers on an unknown request."""
+        """Set the result's value, if the driver returns one. `shown` is the answer of `show`, read if the request is
+        not known."""
         assert self._result is not None
         request = self._request
         driver = driver_of(shown) if request is None else request.workload.driver
@@ -205,38 +208,42 @@ class Job(Seen):
         self._valued = True
 
     async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
+        """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger.
 
-        The job's transitions keep the reason, and `by` as the name that the caller gave (`Change.said`).
+        A second cancel changes nothing. The job's transitions record `reason`, and `by` as the name that the caller
+        gave (`Change.said`).
         """
         return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
 
-        `path` chooses a file or folder of the job's folder. Of a job with several replicas each has a folder of its
-        own, called by its number, unless `replica` chooses one. They are there once the job has SUCCEEDED, as a rule
-        also where it failed or was cancelled, for some days. Raises `NotFound` where nothing is kept, and `Rejected`
-        where `into` is there and not empty.
+        `path` selects a file or folder of the job's folder. If the job has several replicas, each gets a subfolder
+        named by its number; `replica` selects one replica instead. The files are available for some days after the job
+        has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept, and
+        `Rejected` if `into` exists and is not empty.
         """
         from moorage.client.kept_files import fetch
 
         return await fetch(self._client, self.id, into, replica, path)
 
     async def show(self) -> dict[str, Any]:
-        """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
-        is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
+        """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`.
+
+        For a job that ended long ago, the answer comes from its history, while that is kept (until `kept_until_ms`, at
+        the latest).
+        """
         data = await self._client.read("show", {"job": self.id})
         self._client._stories.drivers.learn(data)
         self._learn(data)
         return data
 
     async def explain(self) -> dict[str, Any]:
-        """Return why the job waits: one dominant reason, the counts, its place in the queue. Raises `NotFound`."""
+        """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
         return await self._client.read("explain", {"job": self.id})
 
 
 def _heard_by(on_progress: OnProgress | None) -> Heard:
-    from moorage.client.handlers import Heard  # what a worker is made of: most jobs are no functions
+    from moorage.client.handlers import Heard  # slow to import, and most jobs call no handler
 
     return Heard(on_progress)

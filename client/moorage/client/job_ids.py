@@ -1,4 +1,4 @@
-"""Generated job ids: they sort by time and are unique."""
+"""Make job ids that are unique and sort by time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CHANCE_BITS: Final = 25
 
 
 def fresh_job_id() -> str:
-    """Return a job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance.
+    """Return a job id that sorts by time: `j`, 9 digits of milliseconds in base 32, and 5 random digits.
 
-    Those of one process sort in the order in which they were made: within a millisecond the chance counts up.
+    The ids of one process sort in the order in which they were made: within a millisecond the random digits count up.
     """
     global _last, _head, _head_of
     time_ms = int(time.time() * 1000)
@@ -30,7 +30,7 @@ def fresh_job_id() -> str:
 
 
 def _forget() -> None:
-    """Of a fork's child: its ids are its own, also those of the millisecond in which it began."""
+    """In the child of a fork, seed the generator again, so that parent and child make different ids."""
     global _last
     _last = 0
     _chance.seed()
@@ -39,9 +39,9 @@ def _forget() -> None:
 _last = 0
 _PAIR_BITS: Final = 10
 _PAIRS: Final = [one + two for one in JOB_ID_DIGITS for two in JOB_ID_DIGITS]
-#: of all pairs but the last; many ids of one millisecond have these in common
+#: shifts of all pairs of digits but the last; many ids of one millisecond share these pairs
 _SHIFTS: Final = range(5 * _DIGITS - 2 * _PAIR_BITS, -1, -_PAIR_BITS)
 _head, _head_of = "", -1
-#: of our own, so that nobody's seed makes two processes draw the same; a fork's child draws anew
+#: a generator of its own: if programs seed the global one alike, their ids still differ
 _chance: Final = random.Random()
 os.register_at_fork(after_in_child=_forget)

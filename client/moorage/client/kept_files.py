@@ -1,4 +1,4 @@
-"""Fetch the files that a job kept (`keep` of its request) from its tenant's bucket."""
+"""Fetch the files that a job kept (`keep` of its request) from the tenant's bucket."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from moorage.worker.handler_results import result_object
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
 
-#: what the files of one replica may take
+#: most bytes of the files of one replica
 KEPT_BYTES_MAX: Final = 1 << 40
 
 
 async def fetch(
     client: Connected, job: str, into: str | os.PathLike[str], replica: int | None, path: str
 ) -> list[Path]:
-    """As `Job.files`."""
+    """Fetch a job's kept files into a folder, and return their paths; see `Job.files`."""
     folder = Path(into)
     if path and not stays_below(path):
         raise rejected(
-            "invalid-argument", f"{path!r} is no path below the job's folder", found=path, next="as out/a.txt"
+            "invalid-argument", f"{path!r} is not a path below the job's folder", found=path, next="as out/a.txt"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise rejected(
             "invalid-argument",
-            f"{folder} is there already, and is no empty folder",
+            f"{folder} exists and is not an empty folder",
             found=str(folder),
-            next="name another",
+            next="name a new or empty folder",
         )
     shown = await client.read("show", {"job": job})
     fences = {row["replica"]: row["fence"] for row in shown.get("replica_states", ()) if row.get("fence")}
@@ -61,12 +61,12 @@ async def fetch(
 
 
 def why_none(job: str, path: str, keep: Sequence[str]) -> tuple[str, str]:
-    """Return why there is no kept file of a job, and what to do; `keep` is what its request asks to keep."""
+    """Return why a job has no kept files, and what to do; `keep` has the patterns of its request."""
     what = f"{path} of job {job}" if path else f"job {job}"
     if not keep:
-        return f"no file of {what} is kept: its request asks to keep nothing", "submit it with --keep 'out/**'"
+        return f"no file of {what} is kept: its request has no keep patterns", "submit it with --keep 'out/**'"
     return (
-        f"no file of {what} is kept: it keeps what matches {', '.join(keep)} as it ends, for some days",
+        f"no file of {what} is kept: files that match {', '.join(keep)} when it ends are kept for some days",
         f"moorage show {job}",
     )
 
@@ -81,11 +81,11 @@ async def _unpacked(store: ObjectStore, info: ObjectInfo, place: Path, path: str
             plain.seek(0)
             return await asyncio.to_thread(_written, plain, place, path)
         except BadArchive as error:
-            raise rejected("invalid-argument", f"what is stored of the job cannot be unpacked: {error}") from None
+            raise rejected("invalid-argument", f"the stored files of the job cannot be unpacked: {error}") from None
 
 
 def _written(plain: IO[bytes], place: Path, path: str) -> list[Path]:
-    """Unpack into `place`, whole or not at all; returns the files."""
+    """Unpack an archive into `place`, whole or not at all, and return the files."""
     place.parent.mkdir(parents=True, exist_ok=True)
     is_there = place.exists()  # empty, and perhaps the folder that the caller is in
     with tempfile.TemporaryDirectory(dir=place if is_there else place.parent, prefix=".moorage-") as folder:

@@ -1,4 +1,4 @@
-"""Keywords of the SDK's verbs that take a request's fields by name: one that is none of them is told at once."""
+"""Check the keyword arguments of the SDK's methods that take fields of a request, and explain unknown ones."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 
 from moorage.schemas.nearest import nearest
 
-#: what people call a thing elsewhere, on the wire or at the command line, and how it is given here
+#: names that a thing has elsewhere (on the wire, at the command line, in other tools), and how it is given here
 _HERE: Final = {
     "job": "a job's id is key='…'",
     "id": "a job's id is key='…'",
     "name": "a job's id is key='…'",
     "gpus": "GPUs are gpu='2xH100'",
-    "count": "so many GPUs are gpu='2xH100', so many copies replicas=2",
+    "count": "a number of GPUs is gpu='2xH100', a number of copies is replicas=2",
     "gang": "a gang is gpu=GpuSpec(count=2, scheduling='gang'), with replicas=…",
-    "scheduling": "it is said of the GPUs: gpu=GpuSpec(count=2, scheduling='gang')",
+    "scheduling": "it is part of the GPUs: gpu=GpuSpec(count=2, scheduling='gang')",
     "run": "what to run is the first argument, a list of words",
     "argv": "what to run is the first argument, a list of words",
     "command": "what to run is the first argument, a list of words",
@@ -30,9 +30,9 @@ _HERE: Final = {
 
 
 def check_keywords(given: Iterable[str], known: Collection[str], beside: str = "") -> None:
-    """Raise TypeError for the first that is not known, with how it is meant or the nearest name.
+    """Raise TypeError for the first unknown keyword, with the right one or the nearest name.
 
-    `beside` says why fewer are known than elsewhere.
+    `beside` says why this method takes fewer keywords than others.
     """
     for name in given:
         if name in known:

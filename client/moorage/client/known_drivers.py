@@ -1,4 +1,4 @@
-"""What drivers can do, as far as a client knows: those of older releases at once, others once `show` reports it."""
+"""The capabilities of drivers. A client knows those of release 0.2's drivers; `show` reports those of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moorage.schemas.capabilities import UNKNOWN, UP_TO_0_2, Capabilities, drive
 
 
 class KnownDrivers:
-    """The drivers that one client knows."""
+    """The drivers whose capabilities one client knows."""
 
     def __init__(self) -> None:
         self._can = dict(UP_TO_0_2)
@@ -18,11 +18,11 @@ class KnownDrivers:
         return driver in self._can
 
     def can(self, driver: str) -> Capabilities:
-        """Return what a driver can do, as far as it is known."""
+        """Return a driver's capabilities; `UNKNOWN` for an unknown driver."""
         return self._can.get(driver, UNKNOWN)
 
     def learn(self, shown: Mapping[str, Any]) -> None:
-        """Keep what an answer to `show` reports of the job's driver."""
+        """Remember the capabilities of the job's driver that an answer of `show` reports."""
         can = reported_capabilities(shown)
         if can is not None:
             self._can[driver_of(shown)] = can

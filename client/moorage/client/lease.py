@@ -3,16 +3,17 @@
     async with moorage.lease("1xL40S", purpose="fine-tune") as lease:
         model.to(lease.device)
         ...
-        if lease.asked_back:  # the worker leaves, or an operator asks: the reason and so many seconds
+        if lease.asked_back:  # the worker wants the devices back: it has the reason and the seconds left
             save_checkpoint(within_s=lease.asked_back.left_s)
 
-    lease = await moorage.lease("1xL40S")  # in a notebook, whose cells are no block
+    lease = await moorage.lease("1xL40S")  # in a notebook, where a block cannot span cells
     ...
     await lease.give_back()
 
-The lease is held as long as the block runs, or the `Lease` is kept, and this process lives. It waits in one queue with
-what the fleet places here. The devices go to the next user once their memory is free. CUDA keeps a context on a device
-for as long as its process lives, so do GPU work in a child process, with `lease.child_environment()`.
+The lease lasts while the block runs, or while the `Lease` is referenced, and at most as long as this process. The
+request waits in one queue with the jobs that the scheduler places on this host. The worker passes a device on only once
+its memory is free. CUDA keeps a context on a device as long as the process lives, so do GPU work in a child process,
+with `lease.child_environment()`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
     from moorage.schemas.gpu import Sharing
 
 SOCKET_VARIABLE: Final = "MOORAGE_LEASE_SOCKET"
-#: where a worker that the system runs has its socket
+#: the socket of a worker that runs as a system service
 SYSTEM_SOCKET: Final = Path("/run/moorage") / SOCKET_NAME
-#: beside a `moorage up` that simulates several hosts: none of those lends, as processes here are of one host
+#: a command that starts a worker which lends. Beside a `moorage up` with several simulated hosts one is needed: those
+#: hosts lend nothing, as the processes of this machine belong to none of them
 _A_SIMULATED_LENDER: Final = "moorage worker --id lender --simulate 2xH100"
 _NOT_PERMITTED: Final = (errno.EACCES, errno.EPERM)
 
@@ -53,16 +55,16 @@ OnAskedBack = Callable[[AskedBack], None]
 
 
 class Lease:
-    """Devices of this host, leased alone or shared (`mode`) until they are given back. Made by `AsyncClient.lease`.
+    """Devices of this host, leased until they are given back. Made by `AsyncClient.lease`.
 
-    `worker` is the worker that lends them; `simulated` says that they are not real. `environment` holds the variables
-    that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin); start processes with
-    `child_environment()`, which has them.
+    `mode` is the sharing mode. `worker` is the worker that lends the devices. `simulated` says that they are not real.
+    `environment` has the variables that make exactly these devices visible to a process (`CUDA_VISIBLE_DEVICES` and
+    similar ones). Start processes with `child_environment()`, which includes them.
     """
 
     def __init__(self, borrowed: BorrowedLease, held: AsyncExitStack) -> None:
         self._borrowed = borrowed
-        self._held = held  # closing it gives back: it goes with this, not with what made it
+        self._held = held  # closing it gives the devices back; it lives as long as this lease, not as its `Lending`
         self.worker: Final = borrowed.worker
         self.devices: Final[tuple[Device, ...]] = borrowed.devices
         self.uuids: Final = borrowed.uuids
@@ -74,10 +76,10 @@ class Lease:
         return repr(self._borrowed).replace("<BorrowedLease", "<Lease", 1)
 
     def child_environment(self) -> dict[str, str]:
-        """Return the whole environment for a process that is to use the devices, to be passed to it as `env`.
+        """Return the whole environment (`env`) for a child process that uses the devices.
 
-        It is this process's own with `environment` over it: the process sees these devices and no others. PATH,
-        LD_PRELOAD and LD_LIBRARY_PATH are extended as in jobs (`TF_PATH` and its kin).
+        It is this process's environment, updated with `environment`: the child sees these devices and no others. PATH,
+        LD_PRELOAD and LD_LIBRARY_PATH are extended by `TF_PATH` and similar variables, as in jobs.
         """
         return child_environment(os.environ, self.environment)
 
@@ -85,23 +87,25 @@ class Lease:
     def device(self) -> str:
         """The first device as PyTorch names it in this process: `cuda:3`, or `xpu:0`.
 
-        The index counts in `CUDA_VISIBLE_DEVICES` if this process has that variable, else in the order of the PCI bus,
-        which is CUDA's own under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Raises `Rejected` if the variable hides the device.
+        The index is the position in `CUDA_VISIBLE_DEVICES`, if this process has that variable. Otherwise it is the
+        position on the PCI bus; for CUDA to count like this, set `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Raises `Rejected` if
+        the variable hides the device.
         """
         return torch_device(self.devices[0], os.environ)
 
     @property
     def asked_back(self) -> AskedBack | None:
-        """Why and until when to give the devices back; None: not asked. After a loss the reason is `agent-gone`."""
+        """Why and until when the worker asks for the devices; None if it does not. After a loss the reason is
+        `agent-gone`."""
         return self._borrowed.asked_back
 
     @property
     def lost(self) -> bool:
-        """Whether the agent is gone, and the lease with it: others may then get the devices."""
+        """Whether the agent has stopped and the lease has ended with it. Other jobs may then get the devices."""
         return self._borrowed.lost
 
     async def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
-        """Wait until the lease is asked back or lost, without `timeout` for as long as it takes.
+        """Wait until the worker asks for the devices or the lease is lost. None: without a time limit.
 
         Raises `TimedOut`.
         """
@@ -113,12 +117,12 @@ class Lease:
             raise timed_out(f"the lease was not asked back within {timeout_s or 0:g} s") from None
 
     async def give_back(self) -> None:
-        """Give the devices back, in a block before it ends. Does nothing if they were given back or lost before."""
+        """Give the devices back; in a block, before it ends. Does nothing if they were given back or lost before."""
         await self._held.aclose()
 
 
 def torch_device(device: Device, environment: Mapping[str, str]) -> str:
-    """See `Lease.device`. Raises `Rejected`."""
+    """Return `Lease.device` of this device in a process with this environment. Raises `Rejected`."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if device.vendor == "intel" or visible is None:
         return f"{'xpu' if device.vendor == 'intel' else 'cuda'}:{device.index}"
@@ -135,8 +139,8 @@ def torch_device(device: Device, environment: Mapping[str, str]) -> str:
 
 
 def find_sockets(socket: Path | str | None, env: Mapping[str, str] | None = None) -> list[Path]:
-    """Return where a worker of this host may lend: the path given, else $MOORAGE_LEASE_SOCKET, else the workers of the
-    `moorage up` of this folder and the one that the system runs."""
+    """Return the sockets of workers that may lend: the path given, else $MOORAGE_LEASE_SOCKET, else those of the
+    workers of the `moorage up` of this folder, and the system service's."""
     env = os.environ if env is None else env
     if named := socket or env.get(SOCKET_VARIABLE):
         return [Path(named)]
@@ -144,7 +148,8 @@ def find_sockets(socket: Path | str | None, env: Mapping[str, str] | None = None
 
 
 class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
-    """Made by `AsyncClient.lease`: `async with` holds a lease for a block, `await` until `Lease.give_back`."""
+    """A lease to be taken, made by `AsyncClient.lease`: `async with` takes it for a block, `await` until
+    `Lease.give_back`."""
 
     def __init__(
         self,
@@ -189,13 +194,13 @@ class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
 
 
 def _spec_of_one(gpu: GpuSpec | str | int) -> GpuSpec:
-    """Return the GPUs that are asked for. Raises `Rejected` for what is none, and for those of several hosts."""
+    """Return the GPUs that are asked for. Raises `Rejected` for an invalid request, and for more than one replica."""
     replicas, spec = gpu_spec(gpu)
     if replicas == 1:
         return spec
     raise rejected(
         "invalid-argument",
-        f"a lease is of one host: {replicas} replicas are of a job",
+        f"a lease is for one host and has no replicas, found {replicas}",
         field="$.gpu",
         found=str(gpu),
         next=f"ask for {format_token(msgspec.structs.replace(spec, count=spec.count * replicas))}",
@@ -209,7 +214,8 @@ async def _borrowed(
     purpose: str,
     on_asked_back: OnAskedBack | None,
 ) -> BorrowedLease:
-    """From the first worker that can lend it. Raises `ClientError` of the last one that answered, else `NoAgent`."""
+    """Borrow from the first worker that can lend. Raises the `ClientError` of the last one that answered, else
+    `NoAgent`."""
     refused: LeaseRefused | None = None
     for path in sockets:
         try:
@@ -235,7 +241,7 @@ async def _borrowed(
 
 
 def _why_none(simulates: str) -> str:
-    """Return why the `moorage up` of this folder lends nothing, where it simulates several hosts; else ""."""
+    """Return why the `moorage up` of this folder lends nothing, if it simulates several hosts; else ""."""
     if not simulates:
         return ""
     from moorage.worker.run import simulated_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def who() -> str:
-    """Return the login name, which operators' acts record; empty where there is none."""
+    """Return the login name, which the orders of operators record; empty if there is none."""
     import getpass
 
     try:

@@ -1,4 +1,4 @@
-"""A private thread with an event loop, for callers that have none: what it is handed runs there, and is waited for."""
+"""A private thread with an event loop, for callers that have none. A call runs a coroutine there and waits for it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NoReturn, TypeVar, cast
 
-#: how long an interrupted call may take to let go of what it has begun
+#: how long an interrupted call waits for the cancellation of its coroutine
 CANCEL_S_MAX: Final = 5.0
-#: after so long who waits looks whether it was interrupted
+#: how often a waiting call wakes, so that Ctrl-C can interrupt it
 LOOK_S: Final = 1.0
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ _CLOSED: Final = "the client was closed, or the call interrupted, before this wa
 
 
 class LoopThread:
-    """A thread with an event loop that runs other threads' coroutines until `stop`."""
+    """A thread with an event loop, which runs coroutines for other threads until `stop`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,7 +33,7 @@ class LoopThread:
         self._handed: dict[concurrent.futures.Future[Any], Coroutine[Any, Any, Any]] = {}
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a client is of one process: open one there, and name a job to it by its id (client.job)")
+        raise TypeError("a client cannot be sent to another process: open one there, and get the job by client.job(id)")
 
     @property
     def runs(self) -> bool:
@@ -41,7 +41,7 @@ class LoopThread:
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether it was started before a fork, whose child has no such thread."""
+        """Whether this process is the child of a fork, which does not have the thread."""
         return self._pid != os.getpid()
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class LoopThread:
         started.result()
 
     def stop(self) -> None:
-        """End the loop, with what still runs in it, and the thread."""
+        """End the loop, the tasks that still run in it, and the thread."""
         thread, loop, stop = self._thread, self._loop, self._stop
         if thread is None or loop is None or stop is None:
             return
@@ -76,13 +76,13 @@ class LoopThread:
             if started.done():
                 raise
             started.set_exception(error)
-        for done, work in list(self._handed.items()):  # handed over behind the loop's last turn
+        for done, work in list(self._handed.items()):  # handed over after the loop's last turn
             if not done.done():
                 work.close()
                 done.set_exception(RuntimeError(_CLOSED))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait for it here. Interrupted (Ctrl-C), it is cancelled there before this raises."""
+        """Run a coroutine in the private thread, and return its result. Ctrl-C cancels it before this raises."""
         try:
             refuse_inside_loop()
             loop = self._checked()
@@ -93,7 +93,7 @@ class LoopThread:
         tasks: list[asyncio.Task[T]] = []
 
         def begin() -> None:
-            if self._loop is not loop:  # it ends: who would cancel this?
+            if self._loop is not loop:  # the loop is ending: nothing would cancel a new task
                 work.close()
                 done.set_exception(RuntimeError(_CLOSED))
                 return
@@ -117,7 +117,7 @@ class LoopThread:
                 raise RuntimeError(_CLOSED) from None
             return _waited_for(done)
         except (KeyboardInterrupt, SystemExit):
-            with contextlib.suppress(RuntimeError):  # closed: nothing of it is left
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended
                 loop.call_soon_threadsafe(give_up)
                 concurrent.futures.wait([done], CANCEL_S_MAX)
             raise
@@ -125,7 +125,7 @@ class LoopThread:
             self._handed.pop(done, None)
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items, one call each; what is left early is closed there."""
+        """Yield the items of an asynchronous iterator, one call each. If the caller stops early, close it there."""
         refuse_inside_loop()
         loop = self._checked()
         try:
@@ -137,9 +137,9 @@ class LoopThread:
             self._finish(cast("AsyncGenerator[T, None]", items), loop)
 
     def _finish(self, items: AsyncGenerator[Any, None], loop: asyncio.AbstractEventLoop) -> None:
-        """Close it; from the loop's own thread, where a garbage collector may call this, without waiting."""
+        """Close the iterator. In the loop's own thread, where the garbage collector may call this, do not wait."""
         if self._loop is not loop or self._pid != os.getpid():
-            return  # its loop has closed it at its end
+            return  # the loop closed it when it ended
         if _is_in_loop():
             loop.call_soon_threadsafe(lambda: asyncio.ensure_future(items.aclose()))
         else:
@@ -155,7 +155,7 @@ class LoopThread:
 
 
 def _waited_for(done: concurrent.futures.Future[T]) -> T:
-    """Return the future's result. It polls, since Ctrl-C right before a wait for a lock does not interrupt it."""
+    """Return the future's result. It polls, because a Ctrl-C right before a wait for a lock does not interrupt that."""
     while True:
         try:
             return done.result(LOOK_S)
@@ -190,7 +190,7 @@ def _is_in_loop() -> bool:
 
 
 def refuse_inside_loop() -> None:
-    """Raise RuntimeError where an event loop runs in this thread: waiting here would stop all of it."""
+    """Raise RuntimeError if this thread runs an event loop: waiting here would block all of its tasks."""
     if _is_in_loop():
         raise RuntimeError(
             "this thread runs an event loop, and moorage.client.Client would block it: "

@@ -1,4 +1,4 @@
-"""Moments to come, as people say them, and what a drain is asked with them. Loaded when a drain is asked."""
+"""Read times in the future, and make the arguments of a drain from them. Imported by `drain` only."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Final
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import Rejected, rejected
 
-#: what looks like a moment rather than a duration
+#: a time of day or a date, as opposed to a duration
 _MOMENT: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}.*", re.ASCII)
 
 
 def seconds_until(moment: Duration, now: datetime) -> float:
-    """How long from `now` until a moment: `22:00` (the next one), `2026-11-21T22:00`, the same with an offset, or a
-    duration from now, `2h`. A moment without an offset is in the zone of `now`, which is this machine's where it names
-    none; a change of summer time in between counts.
+    """Return the seconds from `now` until a moment.
 
-    Raises `Rejected` for anything else, and for a moment that is past.
+    A moment is `22:00` (the next one), `2026-11-21T22:00`, the same with an offset, or a duration from now, `2h`.
+    Without an offset it is in the time zone of `now`, or in this machine's if `now` has none. Changes to and from
+    summer time are taken into account. Raises `Rejected` for anything else, and for a moment in the past.
     """
     if not isinstance(moment, str) or not _MOMENT.fullmatch(moment.strip()):
         return seconds(moment)
     text = moment.strip()
     try:
         at = _next_time(text, now) if "-" not in text and "T" not in text else _date_and_time(text, now)
-        # by the clock of UTC: the difference of two moments of one zone would leave a change of summer time out
+        # in UTC: the difference of two local times would ignore a change to or from summer time
         left_s = at.timestamp() - now.timestamp()
     except (ValueError, OverflowError, OSError):
         raise _no_moment(moment, "no such moment") from None
     if left_s < 0:
-        raise _no_moment(moment, f"it is past since {-left_s:.0f} s")
+        raise _no_moment(moment, f"it was {-left_s:.0f} s ago")
     return seconds(left_s)
 
 
 def _next_time(text: str, now: datetime) -> datetime:
-    """When the clock shows `9:30` or `09:30:15` next. Raises ValueError."""
+    """Return when the clock shows `9:30` or `09:30:15` next. Raises ValueError."""
     hour, _, rest = text.partition(":")
     clock = time.fromisoformat(f"{hour:0>2}:{rest}")
     at = datetime.combine(now.date(), clock, now.tzinfo)
@@ -45,7 +45,7 @@ def _next_time(text: str, now: datetime) -> datetime:
 
 
 def _date_and_time(text: str, now: datetime) -> datetime:
-    """Raise ValueError."""
+    """Return the moment of a date and time in ISO format. Raises ValueError."""
     at = datetime.fromisoformat(text.replace(" ", "T", 1))
     return at if at.tzinfo is not None else at.replace(tzinfo=now.tzinfo)
 
@@ -53,7 +53,7 @@ def _date_and_time(text: str, now: datetime) -> datetime:
 def drain_fields(
     within: Duration | None, begin: Duration | None, last: Duration | None, why: str
 ) -> dict[str, float | str]:
-    """What `drain` is asked beside the worker. Raises `Rejected` for what is no duration or no moment to come."""
+    """Return the arguments of `drain` beside the worker. Raises `Rejected` for an invalid duration or moment."""
     given = {
         "within_s": None if within is None else seconds(within),
         "from_s": None if begin is None else seconds_until(begin, datetime.now()),
@@ -66,8 +66,8 @@ def drain_fields(
 def _no_moment(moment: str, why: str) -> Rejected:
     return rejected(
         "invalid-argument",
-        f"not a moment to come: {why}",
+        f"not a time in the future: {why}",
         found=moment,
-        allowed="22:00, 2026-11-21T22:00, 2026-11-21T22:00+01:00, or from now on: 2h",
-        next="write it as 22:00, which is the next one, or as 2h, which is counted from now",
+        allowed="22:00, 2026-11-21T22:00, 2026-11-21T22:00+01:00, or from now: 2h",
+        next="write it as 22:00, which is the next time the clock shows it, or as 2h, from now",
     )

@@ -1,7 +1,8 @@
-"""Pack files for a job: the same files give the same archive, byte for byte, so that it is sent only once.
+"""Pack files for a job. The same files give the same archive, byte for byte, so that it is sent only once.
 
-A folder's content is at the top of the archive, a file is there under its own name. Owners and times are left out, and
-of the mode only whether a file may be executed. What `.moorageignore` of a folder lists, as `.gitignore` would, stays.
+The content of a folder is at the top of the archive; a single file is there under its own name. Owners and times are
+left out, and of a file's mode only the execute bit is kept. Paths that a folder's `.moorageignore` lists are left out
+(the syntax is that of `.gitignore`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from moorage.client.errors import rejected
 from moorage.system.archives import FILES_BYTES_MAX, MEMBERS_MAX, link_stays_below
 
 IGNORE_FILE: Final = ".moorageignore"
-#: never of use to a job, and large
+#: always left out: large, and of no use to a job
 _ALWAYS: Final = (".git/", "__pycache__/", ".venv/")
-#: 1980-01-01 UTC: some programs take 0 for no time at all
+#: 1980-01-01 UTC: some programs do not accept 0 as a time
 _MTIME_S: Final = 315_532_800
 _READ_BYTES: Final = 1 << 20
 _SPOOL_BYTES: Final = 32 << 20
 
 
 class Packed(NamedTuple):
-    """A tar file on disk or in memory, with its SHA-256, its size, and how many files it has."""
+    """A tar file on disk or in memory, with its address (its SHA-256), its size in bytes, and its number of files."""
 
     file: IO[bytes]
     address: str
@@ -37,7 +38,8 @@ class Packed(NamedTuple):
 
 
 def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
-    """Pack files and folders. Raises `Rejected` for what is not there, cannot be read, or a job may not bring."""
+    """Pack files and folders into a tar file. Raises `Rejected` for a path that does not exist, cannot be read, or is
+    neither a file nor a folder, and for too many or too large files."""
     found: dict[str, Path] = {}
     for path in paths:
         for name, file in _below(Path(path)):
@@ -46,7 +48,7 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
                     "invalid-argument",
                     f"two files would be {name} in the job's folder",
                     found=f"{found[name]} and {file}",
-                    next="leave one out, or bring the folder that holds both",
+                    next="leave one out, or give the folder that contains both",
                 )
             found[name] = file
     if len(found) > MEMBERS_MAX:
@@ -78,13 +80,13 @@ def _write(found: Mapping[str, Path], spool: IO[bytes]) -> None:
 
 
 def _below(path: Path) -> Iterator[tuple[str, Path]]:
-    """The names in the archive of what a path brings. Raises `Rejected`."""
+    """Yield the files and folders that a path stands for, each with its name in the archive. Raises `Rejected`."""
     if not path.is_dir():
         if not os.path.exists(path):
             raise rejected(
-                "invalid-argument", f"there is no file or folder {path}", found=str(path), next="name one that is here"
+                "invalid-argument", f"there is no file or folder {path}", found=str(path), next="give an existing path"
             )
-        yield path.resolve().name if path.name in ("", "..") else path.name, path.resolve()  # the content of a link
+        yield path.resolve().name if path.name in ("", "..") else path.name, path.resolve()  # of a link, its target
         return
     import pathspec  # only where a folder is brought
 
@@ -114,7 +116,7 @@ def _below(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _add(archive: tarfile.TarFile, name: str, path: Path) -> int:
-    """Add one file, folder or link; returns the bytes of its content. Raises OSError, `Rejected`."""
+    """Add one file, folder or link, and return the size of its content in bytes. Raises OSError, `Rejected`."""
     about = path.lstat() if "/" in name or path.is_symlink() else path.stat()
     member = tarfile.TarInfo(name)
     member.mtime = _MTIME_S
@@ -129,7 +131,7 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> int:
                 "invalid-argument",
                 f"{path} is a link that leaves the folder",
                 found=target,
-                next=f"list it in {IGNORE_FILE}, or bring what it points to",
+                next=f"list it in {IGNORE_FILE}, or give its target",
             )
         member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
         archive.addfile(member)
@@ -158,5 +160,5 @@ def _unreadable(path: Path, error: Exception) -> Exception:
 def _too_large(found: str, allowed: str) -> Exception:
     return rejected(
         "too-large", f"a job brings at most {allowed}", found=found, allowed=allowed,
-        next=f"list what it does not need in {IGNORE_FILE}, and fetch large data from a store of your own",
+        next=f"list files that the job does not need in {IGNORE_FILE}; fetch large data from a store of your own",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `plan` is asked, from what a caller says; and a choice among requests by it."""
+"""Make the arguments of `plan`, and choose among requests by its answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from moorage.schemas import reasons
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
 
-#: hosts that one plan may add: the leader takes no more
+#: most hosts that the leader lets one plan add
 ADDED_MAX: Final = 1_024
-#: GPUs that the asking tenant may have, or by tenant
+#: most GPUs of the client's own tenant, or of tenants by name
 Quota = int | Mapping[str, int]
-#: by tenant: its weight, or that and the GPUs guaranteed to it
+#: by tenant: its weight, or its weight and its guaranteed GPUs
 Share = Mapping[str, int | tuple[int, int]]
 
 #: as `AsyncClient.plan` with a request
@@ -48,11 +48,14 @@ def plan_arguments(
     quota: Quota | None,
     share: Share | None,
 ) -> dict[str, Any]:
-    """Return the arguments of the verb; `request` is one as submitted, `add` a fleet's word. Raises `Rejected`."""
+    """Return the arguments of `plan`. `request` is the body of a submit; `add` names hosts, as `2x8xA100`.
+
+    Raises `Rejected`.
+    """
     arguments: dict[str, Any] = {"drain": list(drain), "add": _added(add)}
     if quota is not None:
         arguments["quota"] = quota if isinstance(quota, int) else dict(quota)
-    if share:  # left out where it is not asked for: a leader of the release before knows no such field
+    if share:  # else left out: a leader of the previous release does not know this field
         arguments["share"] = {
             tenant: {"weight": of} if isinstance(of, int) else {"weight": of[0], "gpus": of[1]}
             for tenant, of in share.items()
@@ -65,7 +68,7 @@ def plan_arguments(
 
 
 def _added(add: str | None) -> list[dict[str, Any]]:
-    """Hosts alike in one entry, with how many there are."""
+    """Return the hosts to add: one entry for each kind of host, with their number."""
     if add is None:
         return []
     from moorage.worker.inventory.simulated_hosts import simulated_hosts

@@ -1,4 +1,4 @@
-"""A checked request from its parts: one by one, and for callers that submit similar ones."""
+"""Build checked requests: a single one, or many similar ones for a caller that submits again and again."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from moorage.schemas.job import Request, Run, check_command, names_a_program
 from moorage.schemas.names import is_job
 
 _TEXT: Final = frozenset({str})
-#: what the words of a command are nearly always given as
+#: the usual types of a command given as words
 COMMAND: Final = (tuple, list)
-#: what `str` makes words of that nobody meant
+#: types that `str` would turn into a word, but surely by mistake
 _NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
-#: how the body of a template begins
+#: the beginning of a template's body
 _ID_OF_TEMPLATE: Final = b'{"job":"j"'
 #: what to do about a field that is refused
 _NEXT: Final = {
-    "run.argv": "give the program that is to run: its name in the worker's PATH, or its whole path",
-    "run.cwd": "name the whole path as the worker sees it, or a path below the attempt's own folder",
-    "run.image": "name a driver that runs images",
-    "run.user": "name a user of the worker's host, or leave it out",
+    "run.argv": "give the program to run: its name in the worker's PATH, or its full path",
+    "run.cwd": "give the full path as the worker sees it, or a path below the attempt's own folder",
+    "run.image": "give a driver that runs images",
+    "run.user": "give a user of the worker's host, or leave it out",
 }
 
 What = Request | Sequence[str] | Mapping[str, Any]
@@ -46,9 +46,8 @@ def build_request(
 ) -> Request:
     """Return a checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
 
-    `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. What is given beside a
-    request replaces its fields. Raises `Rejected` with invalid-argument, naming the field, and TypeError for an unknown
-    field.
+    `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. Arguments replace the fields
+    of the request. Raises `Rejected` (invalid-argument, with the field), and TypeError for an unknown field.
     """
     named = dict(fields or {})
     if not named.keys() <= FIELDS:
@@ -70,7 +69,7 @@ def build_request(
 
 
 def _body(what: object) -> dict[str, Any]:
-    """Return a request as on the wire, yet to be checked. Raises `Rejected` for what is no command."""
+    """Return a request as on the wire, not checked yet. Raises `Rejected` for an invalid command."""
     if isinstance(what, Request):
         body: dict[str, Any] = msgspec.to_builtins(what)
         return body
@@ -79,7 +78,7 @@ def _body(what: object) -> dict[str, Any]:
     if isinstance(what, str | bytes) or not isinstance(what, Iterable):
         raise rejected(
             "invalid-argument",
-            f"a command is a list of words, not {'one text' if isinstance(what, str | bytes) else type(what).__name__}",
+            f"a command is a list of words, not {'a string' if isinstance(what, str | bytes) else type(what).__name__}",
             field="$.run.argv",
             found=str(what),
             next="use a list, as ['python3', '/srv/train.py'], or ['sh', '-c', '…']",
@@ -88,7 +87,7 @@ def _body(what: object) -> dict[str, Any]:
 
 
 def _set_gpus(body: dict[str, Any], gpu: GpuSpec | str | int) -> None:
-    """What a token says of replicas holds for the request, too. Raises `Rejected` where the two differ."""
+    """Set the request's GPUs, and its replicas if the token has some. Raises `Rejected` if the two differ."""
     replicas, spec = gpu_spec(gpu)
     body["gpu"] = msgspec.to_builtins(spec)
     if replicas == 1:
@@ -96,9 +95,9 @@ def _set_gpus(body: dict[str, Any], gpu: GpuSpec | str | int) -> None:
     if body.get("replicas", 1) not in (1, replicas):
         raise rejected(
             "invalid-argument",
-            f"the GPU token says {replicas} replicas, and replicas says {body['replicas']}",
+            f"the GPU token has {replicas} replicas, and the field replicas has {body['replicas']}",
             field="$.replicas",
-            next="say it once",
+            next="give the number once",
         )
     body["replicas"] = replicas
 
@@ -121,20 +120,23 @@ def _checked(body: dict[str, Any]) -> Request:
 
 
 def _next(field: str) -> str:
-    """What to do about a field that is refused; "" where its `allowed` says it."""
+    """Return what to do about a refused field; "" if the error's `allowed` says enough."""
     names_devices = field.partition("[")[0].rpartition(".")[2] in DEVICE_KEYS
     return "leave the ids out for any GPU that fits" if names_devices else _NEXT.get(field, "")
 
 
 def _odd_variable(body: dict[str, Any]) -> Rejected | None:
-    """The name of the first variable whose value is not text: msgspec names none. The value may be a secret."""
+    """Return the error for the first environment variable whose value is not text; None if there is none.
+
+    The error names the variable, as msgspec's does not. It leaves out the value, which may be a secret.
+    """
     run = body.get("run")
     env = run.get("env") if isinstance(run, Mapping) else None
     for name, value in env.items() if isinstance(env, Mapping) else ():
         if not isinstance(value, str | Mapping):
             return rejected(
                 "invalid-argument",
-                f"the variable {name} is {type(value).__name__}, and variables are text",
+                f"the variable {name} must be text, found {type(value).__name__}",
                 field=f"$.run.env.{name}",
                 found=type(value).__name__,
                 allowed="text, or a Secret",
@@ -144,7 +146,7 @@ def _odd_variable(body: dict[str, Any]) -> Rejected | None:
 
 
 def _argv(words: Iterable[object]) -> list[str]:
-    """The words of a command as text: numbers and paths are as `str` says them. Raises `Rejected` for what is none."""
+    """Return the words of a command as text; `str` converts numbers and paths. Raises `Rejected` for other types."""
     return [word if type(word) is str else _word(at, word) for at, word in enumerate(words)]
 
 
@@ -152,39 +154,39 @@ def _word(at: int, word: object) -> str:
     if isinstance(word, _NO_WORDS):
         raise rejected(
             "invalid-argument",
-            f"{type(word).__name__} is no word of a command",
+            f"a word of a command cannot be of type {type(word).__name__}",
             field=f"$.run.argv[{at}]",
             found=repr(word),
-            next="give text, a number or a path; of a list of words each by itself, as [*words]",
+            next="give text, a number or a path; unpack a list of words: [*words]",
         )
     return str(word)
 
 
 def _plainer(value: object) -> object:
-    """What msgspec has no word for and a request has."""
+    """Convert a value that msgspec does not know and a request may have: a mapping or a path."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{type(value).__name__} is nothing that a request can say: {value!r:.80}")
+    raise TypeError(f"a request cannot have a value of type {type(value).__name__}: {value!r:.80}")
 
 
 def body_of(request: Request) -> bytes:
-    """As it is sent. Raises `Rejected` for text that is no UTF-8, as names of files may be."""
+    """Return the request's body as it is sent. Raises `Rejected` for text that is not UTF-8, as file names may be."""
     try:
         return encode(request)
     except UnicodeEncodeError as error:
         raise rejected(
             "invalid-argument",
-            "a request is text in UTF-8, and some of this is none",
+            "a request must be text in UTF-8, and a part of this one is not",
             found=ascii(error.object)[:80],
         ) from None
 
 
 class RequestBuilder:
-    """`build_request` for a caller that submits similar requests: what stays the same is checked only once.
+    """`build_request` for a caller that submits similar requests: equal parts are checked only once.
 
-    The fields that requests share are kept as a template. If the command is the same too, only the job's id is new.
+    The fields of the last request are kept as a template. If the command is the same too, only the job's id is new.
     """
 
     def __init__(self) -> None:
@@ -202,7 +204,7 @@ class RequestBuilder:
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
-        """As `build_request`."""
+        """Return the checked request, as `build_request` does."""
         return self.encoded(what, gpu, key, fields)[0]
 
     def encoded(
@@ -212,7 +214,7 @@ class RequestBuilder:
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[Request, bytes]:
-        """As `build_request`, and the body that says it."""
+        """Return the checked request, as `build_request` does, and its body."""
         job, asked, body = self.prepared(what, gpu, key, fields)
         if asked.job != job:
             asked = _with(asked, "job", job)
@@ -225,13 +227,13 @@ class RequestBuilder:
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[str, Request, bytes]:
-        """Return the job's id, what it asks for, and the body that says both. Raises as `build_request`.
+        """Return the job's id, the checked request, and the body to send. Raises as `build_request`.
 
-        Jobs that ask for the same share the request, so that its own `job` may be another one's.
+        Jobs with equal requests share one `Request` object, so its `job` may be the id of another job.
         """
         checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, COMMAND) else None
         if checked is None or not (key is None or (isinstance(key, str) and is_job(key))):
-            request = build_request(what, gpu, key, fields)  # it says what is wrong
+            request = build_request(what, gpu, key, fields)  # raises the error that says what is wrong
             assert request.job is not None
             return request.job, request, body_of(request)
         job = fresh_job_id() if key is None else key
@@ -240,12 +242,12 @@ class RequestBuilder:
     def _checked_before(
         self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]
     ) -> Request | None:
-        """Return a checked request for this command, whatever its job id; None where something is wrong with it."""
+        """Return a checked request for this command, with any job id; None if the command is invalid."""
         if self._template is None or gpu != self._gpu or fields != self._fields:
             template = build_request(("a command",), gpu, "j", fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
             self._words = None
-        # 1, 1.0 and True are equal, and three words; and a handler has none
+        # words of other types are converted again: 1, 1.0 and True are equal, but are three different words
         if words != self._words or not _TEXT.issuperset(map(type, words)):
             self._words = None
             workload = self._template.workload
@@ -266,7 +268,7 @@ R = TypeVar("R", Request, Run)
 
 
 def _with(checked: R, field: str, value: object) -> R:
-    """The same with another value, which was checked as well: `structs.replace` would check the rest once more."""
+    """Return a copy with another value of one field. Nothing is checked: `structs.replace` would check everything."""
     other = copy.copy(checked)
     msgspec.structs.force_setattr(other, field, value)
     return other

@@ -1,4 +1,4 @@
-"""Send the files of a job into its tenant's bucket, unless they are there already."""
+"""Send the files of a job into the tenant's bucket, unless the bucket has them already."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from moorage.system.archives import compressed
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
 
-#: files that were sent longer ago are sent again: they must not go while their job waits
+#: files older than this are sent again, so that they do not expire while their job waits
 AGAIN_AFTER_S: Final = FILES_KEEP_S / 2
 OnSent = Callable[[Packed, int], None]
 
 
 class Sent(NamedTuple):
-    """`address` is what a request says as `files`. `is_new` tells whether anything was sent."""
+    """The `address` of files, for a request's `files`. `is_new` says whether anything was sent."""
 
     address: str
     is_new: bool
 
 
 def bucket_of(client: Connected) -> ObjectStore:
-    """Return the bucket of the client's tenant for files of jobs."""
+    """Return the bucket for the files of jobs of the client's tenant."""
     context = client.context
     jetstream = JetStream(client.link, "$JS.API" if context is None else context.api_prefix)
     return files_store(jetstream, client.subjects, client.tenant)
 
 
 async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -> Sent:
-    """Pack files and folders and send them. `on_sent` gets what is sent and how many compressed bytes arrived so far.
+    """Pack files and folders, and send them. `on_sent` gets the archive and the number of compressed bytes stored yet.
 
-    Raises `Rejected` for what cannot be packed, and what `AsyncClient.again` raises.
+    Raises `Rejected` for files that cannot be packed, and what `AsyncClient.again` raises.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     packed = await asyncio.to_thread(pack, given)
@@ -59,7 +59,7 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -
         headers = {"Content-Type": "application/gzip"}
         try:
             await client.again(lambda: bucket.put(packed.address, compressed(packed.file), headers, told))
-        except NotPermitted as error:  # as a rule a user who may write to the bucket, and may not make it
+        except NotPermitted as error:  # usually a user that may write to the bucket, but may not create it
             name = client.subjects.files_bucket(client.tenant)
             next_step = f"an operator makes the bucket once: nats --context scheduler.main object add {name}"
             raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None

@@ -1,6 +1,6 @@
-"""The driver `process` of a `SimFleet`: claims are real, and a function of the test takes the place of what would run.
+"""The driver `process` of a `SimFleet`: leases of GPUs are real, but a function of the test replaces each command.
 
-Nothing is executed: the function says how each member ends, and what it would have written.
+Nothing is executed: the function (a script) says how each attempt ends, and what it would have written.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from moorage.worker.output_pages import page_of
 
 #: characters in one frame of output
 OUTPUT_FRAME_CHARS_MAX: Final = 64 * 1024
-#: members whose output is kept for those who ask later
+#: most ended attempts whose output is kept for later reads
 KEPT_MAX: Final = 10_000
-#: minus SIGTERM, as a process ends that is told to
+#: minus SIGTERM: the exit code of an attempt that was asked to end
 CODE_ENDED: Final = -15
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A member that was started: its name, its request and its environment."""
+    """An attempt of a replica that was started: its name, its request and its environment."""
 
     tenant: str
     job: str
@@ -49,10 +49,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """How a member ends: after `seconds`, with `code` (negative: minus a signal), having written `out` and `err`.
+    """How an attempt ends: after `seconds`, with `code` (negative: minus a signal), having written `out` and `err`.
 
-    Raises ValueError for a code outside -64..255, and for seconds that are negative or endless; TypeError for output
-    that is no text.
+    Raises ValueError for a code outside -64..255, and for seconds that are negative or infinite; TypeError for output
+    that is not text.
     """
 
     code: int = 0
@@ -74,14 +74,14 @@ Script = Callable[[Task], Ran | Awaitable[Ran]]
 
 
 def succeed(task: Task) -> Ran:
-    """The default: everything ends at once, with code 0."""
+    """Return the end of an attempt by default: at once, with code 0."""
     return Ran()
 
 
 class ScriptedDriver(Driver):
-    """Runs `script` for each member; a coroutine of it is cancelled when the member is ended.
+    """Calls `script` for each attempt. If it is a coroutine, it is cancelled when the attempt is ended.
 
-    A script that raises ends its member with code 1 and the traceback on stderr, as a Python program would.
+    If the script raises, its attempt ends with code 1 and the traceback on stderr, as a Python program would.
     """
 
     name = DRIVER_DEFAULT
@@ -124,7 +124,7 @@ class ScriptedDriver(Driver):
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else "end")]))
 
     async def read_log(self, ask: frames.ReadLog) -> frames.LogPage:
-        """Return output of one of the newest members that ended; an empty page for others."""
+        """Return the output of one of the last attempts that ended; an empty page for earlier ones."""
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         ran = self._kept.get(name, Ran())
         return page_of((ran.out if ask.stream == "out" else ran.err).encode(), ask, name not in self._running)
@@ -155,7 +155,7 @@ class ScriptedDriver(Driver):
             said = self._script(task)
             ran = await said if inspect.isawaitable(said) else said
             if not isinstance(ran, Ran):
-                raise TypeError(f"a script returns a Ran, and this one returned {ran!r}")
+                raise TypeError(f"a script must return a Ran, and this one returned {ran!r}")
         except Exception:
             return Ran(1, err=traceback.format_exc())
         await asyncio.sleep(ran.seconds)
@@ -163,7 +163,7 @@ class ScriptedDriver(Driver):
 
 
 def _pieces(name: MemberName, stream: frames.StreamName, text: str) -> Iterator[frames.Output]:
-    """The text in frames, and the end of the stream."""
+    """Yield the text in frames, and then the end of the stream."""
     offset = 0
     for at in range(0, len(text), OUTPUT_FRAME_CHARS_MAX):
         part = text[at : at + OUTPUT_FRAME_CHARS_MAX]

@@ -7,11 +7,11 @@
 
     SimulatedClock().run(test_it_asks_for_two_gpus())    # in virtual time; `asyncio.run` takes real time
 
-The scheduler is real, with its ledger code and its placement; so are the agents, their pools, leases and fences, the
-SDK, and every frame between them, byte by byte. Not real are NATS (`bus.simulated` takes its place, JetStream included,
-so the ledger is a list in this process's memory and gone with it), the GPUs, and what runs on them: nothing is
-executed, and a function of yours says how each job ends. Handlers of yours (`moorage.worker.embed`) are called, and
-their results kept. Frames that name a worker or a GPU say `simulated`, and uuids begin with `SIM-`. Leases for running
+The scheduler is real, with its ledger code and its placement. The agents, their pools, leases and fences, the SDK, and
+every frame between them are real too. NATS is not: `bus.simulated` replaces it, JetStream included. So the ledger is a
+list in the memory of this process, and is lost with it. The GPUs and the commands of jobs are not real: nothing is
+executed, and a function of yours says how each job ends. Your handlers (`moorage.worker.embed`) are called, and their
+results kept. Frames that name a worker or a GPU say `simulated`, and uuids begin with `SIM-`. Leases for running
 processes, permissions, clusters and the speed of a network are not simulated.
 """
 
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Ran", "SimFleet", "Task"]
 
-#: hosts of one fleet: each has a connection of its own, so that each can be cut off
+#: most hosts of one fleet. Each has a connection of its own, so that it can be cut off alone
 HOSTS_MAX: Final = 256
 READY_S_MAX: Final = 60.0
-#: between two looks at what nobody announces
+#: how often the fleet's state is checked at the start, as no event announces that it is ready
 LOOK_S: Final = 0.005
 START_AGAIN_S: Final = 0.5
 MODES: Final = ("exclusive", "mps", "time-slice")
@@ -71,16 +71,16 @@ log = logging.getLogger("moorage.sim_fleet")
 
 
 class SimFleet:
-    """A `ClientTransport`, and an async context manager for a fleet that outlives its clients.
+    """A simulated fleet: the `transport` of clients, and an async context manager for a fleet that outlives them.
 
-    `fleet` is a word as `moorage up --simulate` takes it: `8xH100` is one host, `4x8xH100+2x4xL40S` are six, and
-    `8xH100,2xL40S` is one host with two models; workers are named `sim-0000` and so on. `script` says how each member
-    ends (default: at once, with code 0); it may be a coroutine function, which is cancelled when its member is ended.
-    The driver `noop` is offered, too. `handlers` are functions by name, as `EmbeddedWorker.handler` takes them; every
-    worker offers them. They run in this event loop, so a plain function cannot be asked to stop while it runs. `config`
-    holds the scheduler's numbers, `network` the faults between all parties.
+    `fleet` describes the hosts, as for `moorage up --simulate`: `8xH100` is one host, `4x8xH100+2x4xL40S` are six, and
+    `8xH100,2xL40S` is one host with two models. Workers are named `sim-0000` and so on. `script` says how each attempt
+    ends (default: at once, with code 0). It may be a coroutine function, which is cancelled when its attempt is ended.
+    The workers also have the driver `noop`. `handlers` are functions by name, as for `EmbeddedWorker.handler`; every
+    worker offers them. They run in this event loop, so a plain function cannot be stopped while it runs. `config` has
+    the scheduler's settings, `network` the faults between all parties.
 
-    Opened by its first client and closed with the last, or by `async with`. It lives in one event loop.
+    The first client opens the fleet and the last one closes it, or `async with` does. It belongs to one event loop.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SimFleet:
         network: FaultyNetwork | None = None,
         prefix: str = PREFIX_DEFAULT,
     ) -> None:
-        """Raise `Rejected` for a word that does not describe a fleet, and for a name that no handler may have."""
+        """Make the fleet; nothing is started yet. Raises `Rejected` for an invalid `fleet` or handler name."""
         try:
             self._hosts = {host.name: host for host in simulated_hosts(fleet)}
         except ValueError as error:
@@ -108,7 +108,7 @@ class SimFleet:
             )
         for name in handlers or ():
             if not HANDLER_NAME.fullmatch(name):
-                raise rejected("invalid-argument", "no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}")
+                raise rejected("invalid-argument", "invalid handler name", found=name, allowed="[a-z0-9_.-]{1,48}")
         self.word = fleet
         self.network = network or FaultyNetwork()
         self.scheduler: Scheduler | None = None
@@ -137,7 +137,7 @@ class SimFleet:
 
     @property
     def upkeep(self) -> contextvars.Context:
-        """The context of the fleet: what its clients ask in silence is skipped with the fleet's own upkeep."""
+        """The context of the fleet's process, so that the clock may skip the clients' timers together with its own."""
         return self._process.context()
 
     async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
@@ -159,32 +159,35 @@ class SimFleet:
 
     @property
     def workers(self) -> list[str]:
-        """Ids of the workers that run."""
+        """The ids of the running workers."""
         return list(self._workers)
 
     async def kill_scheduler(self) -> None:
-        """Kill the leader without a word, and start another at once, which takes over after the usual silence."""
+        """Kill the leader without a goodbye, and start another scheduler at once.
+
+        It takes over once the leader has been silent for the usual time.
+        """
         await self._end_scheduler()
         self._start_scheduler()
 
     async def kill_worker(self, worker: str) -> None:
-        """Kill a worker with what it runs; the scheduler notices when its lease is over. Raises KeyError."""
+        """Kill a worker with its jobs. The scheduler notices when the worker's lease runs out. Raises KeyError."""
         if worker not in self._workers:
             raise KeyError(f"no worker {worker} runs, but {', '.join(self._workers) or 'none'}")
         await self._end_worker(self._workers.pop(worker))
 
     async def start_worker(self, worker: str) -> None:
-        """Start a worker of this fleet again, on a new boot. Raises KeyError for one that is none, or that runs."""
+        """Start a worker of this fleet again, as after a reboot. Raises KeyError if it is unknown or running."""
         if worker in self._workers:
             raise KeyError(f"{worker} runs")
         await self._start_worker(self._hosts[worker])
 
     def cut_off(self, *workers: str) -> None:
-        """Let no message reach or leave these workers until `reconnect`."""
+        """Drop all messages to and from these workers until `reconnect`."""
         self.network.partition(workers, {SERVER, *(each.name for each in self._bus.connections)} - {*workers})
 
     def reconnect(self) -> None:
-        """Let all parties reach each other again, without faults."""
+        """Deliver all messages between all parties again, without faults."""
         self.network.heal()
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -226,7 +229,7 @@ class SimFleet:
             await asyncio.sleep(LOOK_S)
 
     def _is_ready(self) -> bool:
-        """A leader has heard every worker."""
+        """Return whether there is a leader to which every worker has reported."""
         reign = self._reign()
         if reign is None:
             return False
@@ -237,7 +240,7 @@ class SimFleet:
         )
 
     def _reign(self) -> Reign | None:
-        """Return the reign of the scheduler that leads now; None before it leads."""
+        """Return the `Reign` (the term) of the scheduler that leads now; None before it leads."""
         scheduler = self.scheduler
         return scheduler.reign if scheduler is not None and scheduler.leading.is_set() else None
 
@@ -245,7 +248,7 @@ class SimFleet:
         self._leading = self._process.run(self._keep_scheduler())
 
     async def _keep_scheduler(self) -> None:
-        """Start it again when NATS fails it, as whatever keeps processes alive would."""
+        """Run the scheduler, and start it again when it loses NATS, as a service manager would."""
         while True:
             self._schedulers += 1
             name = f"scheduler-{self._schedulers}"
@@ -265,7 +268,7 @@ class SimFleet:
             await asyncio.sleep(START_AGAIN_S)
 
     async def _end_scheduler(self) -> None:
-        """Raise what broke it."""
+        """Stop the scheduler. Raises the error with which it failed, if it did."""
         leading, self._leading = self._leading, None
         if leading is None:
             return
@@ -312,7 +315,7 @@ class SimFleet:
         await fleet_host.add(agent)
 
     async def _end_worker(self, host: FleetHost) -> None:
-        """Raise what its agent raised, where it broke."""
+        """Stop a worker. Raises the error with which its agent failed, if it did."""
         broke = host.failed.exception() if host.failed.done() and not host.failed.cancelled() else None
         await host.close()
         await host.transport.close()
@@ -320,7 +323,7 @@ class SimFleet:
             raise broke
 
     async def _close(self) -> None:
-        """Raise what broke in the scheduler or a worker, so that a test does not pass over it."""
+        """Stop all parts. Raises the error of a scheduler or worker that failed, so that the test fails too."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._stay_awake)
             self._stay_awake = lambda: None

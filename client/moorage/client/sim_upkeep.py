@@ -1,7 +1,7 @@
-"""When a `SimFleet` may sleep: while its scheduler and its workers only keep each other alive.
+"""Decide when the clock of a `SimFleet` may skip time: while scheduler and workers only exchange heartbeats.
 
-Its scheduler and agents run in one simulated process, so that the loop knows their timers. What runs in the jobs runs
-outside of it, as any other code of a test: no timer of a script or a handler is ever skipped.
+The scheduler and the agents run in one simulated process, so the loop can tell their timers from others. Scripts and
+handlers run outside of that process, as all other code of a test: none of their timers is ever skipped.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from moorage.worker.agent import Agent
 from moorage.worker.drivers.base import Driver
 from moorage.worker.fleet_host import FleetHost
 
-#: so long after an event may have been lost each follower has asked for it
+#: by then each follower has asked for an event that may have been lost
 REPAIRED_S: Final = 2 * REPAIR_S
 
 
 class SimAgent(Agent):
-    """An agent in the process of its fleet, whose drivers run outside of it."""
+    """An agent in the simulated process of its fleet. Its drivers run outside of that process."""
 
     def __init__(self, process: Process, outside: contextvars.Context, *args: Any) -> None:
         self._process = process
@@ -43,7 +43,7 @@ class SimAgent(Agent):
 
 
 class Upkeep:
-    """The `Sleeper` of one fleet. `workers` are those that run, `reign` is the leader that there is now."""
+    """The `Sleeper` of one fleet. `workers` are the running workers; `reign` returns the term of the leader."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Upkeep:
         self._repaired_s = 0.0
 
     def idle_until_s(self) -> float:
-        """Return until when the fleet only writes heartbeats, renews and reports its load, as time of the loop."""
+        """Return until when (loop time) the fleet will only write heartbeats, renew leases and report load."""
         reign = self._reign()
         if reign is None or not self._bus.network.is_reliable or self._is_observed():
             return 0.0
@@ -72,12 +72,12 @@ class Upkeep:
         live = {worker.id: len(worker.members) for worker in state.worker_by_num if worker.session}
         agents = [agent for host in self._workers.values() for agent in host.agents.values()]
         idle = {agent.worker: len(agent.members.held) for agent in agents if agent.is_idle}
-        return reign.idle_until_s() if live == idle else 0.0  # else a worker is on its way, or about to be lost
+        return reign.idle_until_s() if live == idle else 0.0  # else a worker is joining, or about to be lost
 
     def _may_miss_events(self, reign: Reign) -> bool:
-        """Return whether a client may follow a job, miss an event of it, and not have asked yet.
+        """Return whether a client that follows a job may have missed an event, and may not have asked for it yet.
 
-        Events are lost with messages, and with a leader that ends between its last record and the events of it.
+        Events are lost with messages, and with a leader that ends after its last record and before the record's events.
         """
         counters, now_s = self._bus.network.counters, asyncio.get_running_loop().time()
         seen = reign.engine.state.epoch, counters["dropped"] + counters["cut"]
@@ -86,12 +86,12 @@ class Upkeep:
         return now_s < self._repaired_s
 
     def _is_observed(self) -> bool:
-        """Return whether a test listens to the frames that are sent again and again."""
+        """Return whether a test subscribes to the periodic frames of the fleet or of the workers' load."""
         subjects = self._subjects
         return self._bus.is_heard_outside(self.process, subjects.fleet_frame, *map(subjects.load, self._workers))
 
     def slept(self, seconds: float) -> None:
-        """Time was skipped: neither side takes it for silence of the other."""
+        """Tell the leader and the workers how much time was skipped, so that it does not count as silence."""
         reign = self._reign()
         if reign is not None:
             reign.slept(seconds)

@@ -1,4 +1,4 @@
-"""The transitions of a job as types of their own, for `match`: what `Job.steps` yields.
+"""One class for each kind of transition of a job, for `match` statements. `Job.steps` yields them.
 
     async for step in job.steps():
         match step:
@@ -7,7 +7,7 @@
             case Ended(state="SUCCEEDED"): ...
             case Ended(code=code, why=why): ...
 
-Each is a `Change` as on the wire, with all of its fields; which type it is follows from its `state` alone.
+Each step is a `Change` as on the wire, with all of its fields. Its class depends on its `state` only.
 """
 
 from __future__ import annotations
@@ -33,35 +33,36 @@ from moorage.schemas.job import (
 
 
 class Step(Change, frozen=True):
-    """One transition of one replica. Of this type itself is only what a later release may say."""
+    """One transition of one replica. A state that this release does not know is of this class itself."""
 
 
 class Queued(Step, frozen=True):
-    """ACCEPTED, or QUEUED again after an attempt that ended with `code` and `why`."""
+    """The replica waits for GPUs: ACCEPTED, or QUEUED again after an attempt that ended with `code` and `why`."""
 
 
 class Placed(Step, frozen=True):
-    """`gpus` of `worker` were proposed to it."""
+    """The scheduler chose `gpus` of `worker` for the replica; the worker has not confirmed it yet."""
 
 
 class Claimed(Step, frozen=True):
-    """The worker holds them."""
+    """The worker has leased the GPUs to the replica."""
 
 
 class Running(Step, frozen=True):
-    """It runs, for the first time or after it was frozen."""
+    """The replica runs: it has started, or was resumed after a freeze."""
 
 
 class Frozen(Step, frozen=True):
-    """It stands still, and keeps its GPUs."""
+    """The replica is frozen: its processes are suspended, and it keeps its GPUs."""
 
 
 class Ending(Step, frozen=True):
-    """On its way out, or out of reach: ENDING, CANCELLING, EXITED (a rank that waits for the others), LOST_KEPT."""
+    """The replica is being ended (ENDING, CANCELLING), is a rank that waits for the end of the others (EXITED), or is
+    on a lost worker (LOST_KEPT)."""
 
 
 class Ended(Step, frozen=True):
-    """The replica is over: SUCCEEDED, FAILED, TIMED_OUT, CANCELLED, EXPIRED or REJECTED, with its `code`."""
+    """The replica has ended: SUCCEEDED, FAILED, TIMED_OUT, CANCELLED, EXPIRED or REJECTED, with its `code`."""
 
 
 _KINDS: Final[dict[str, type[Step]]] = {
@@ -77,5 +78,5 @@ _KINDS: Final[dict[str, type[Step]]] = {
 
 
 def step_of(change: Change) -> Step:
-    """Return the same transition as its own type."""
+    """Return a transition as the class of its state."""
     return _KINDS.get(change.state, Step)(*msgspec.structs.astuple(change))

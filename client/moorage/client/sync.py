@@ -1,7 +1,7 @@
-"""The names of `AsyncClient` without `await`, for scripts and services that have no event loop.
+"""The SDK without `await`: `Client` and its objects, for scripts and services that have no event loop.
 
 Made by tools/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop
-with an `AsyncClient` in it; every call here hands its coroutine over and waits.
+with an `AsyncClient` in it; every call here passes a coroutine to that loop and waits for it.
 """
 
 from __future__ import annotations
@@ -40,49 +40,49 @@ if TYPE_CHECKING:
 
 
 class SyncJob(Handle[Job]):
-    """The twin of `Job`: a handle on one job, from its id alone."""
+    """A handle on one job, as `Job`, without `await`."""
 
     @property
     def id(self) -> str:
-        """As `Job.id`."""
+        """Same as `Job.id`."""
         return self._twin.id
 
     @property
     def state(self) -> str:
-        """As `Job.state`."""
+        """Same as `Job.state`."""
         return self._twin.state
 
     @property
     def worker(self) -> str:
-        """As `Job.worker`."""
+        """Same as `Job.worker`."""
         return self._twin.worker
 
     @property
     def accepted(self) -> Accepted | None:
-        """As `Job.accepted`."""
+        """Same as `Job.accepted`."""
         return self._twin.accepted
 
     @property
     def known_result(self) -> Result | None:
-        """As `Job.known_result`."""
+        """Same as `Job.known_result`."""
         return self._twin.known_result
 
     @property
     def tenant(self) -> str:
-        """As `Job.tenant`."""
+        """Same as `Job.tenant`."""
         return self._twin.tenant
 
     @property
     def gpu(self) -> str:
-        """As `Job.gpu`."""
+        """Same as `Job.gpu`."""
         return self._twin.gpu
 
     def events(self, timeout: Duration | None = None) -> Iterator[Event]:
-        """As `Job.events`."""
+        """Same as `Job.events`."""
         return self._thread.iterate(self._twin.events(timeout))
 
     def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
-        """As `Job.steps`."""
+        """Same as `Job.steps`."""
         return self._thread.iterate(self._twin.steps(timeout))
 
     def logs(
@@ -94,38 +94,38 @@ class SyncJob(Handle[Job]):
         replica: int | None = None,
         attempt: int | None = None,
     ) -> Iterator[Piece]:
-        """As `Job.logs`."""
+        """Same as `Job.logs`."""
         return self._thread.iterate(
             self._twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt)
         )
 
     def ports(self, replica: int = 0) -> dict[int, str]:
-        """As `Job.ports`."""
+        """Same as `Job.ports`."""
         return self._thread.call(self._twin.ports(replica))
 
     def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
-        """As `Job.result`; `on_progress` is called in the private thread."""
+        """Same as `Job.result`; `on_progress` is called in the private thread."""
         return self._thread.call(self._twin.result(timeout, on_progress))
 
     def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """As `Job.cancel`."""
+        """Same as `Job.cancel`."""
         return self._thread.call(self._twin.cancel(reason, by))
 
     def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
-        """As `Job.files`."""
+        """Same as `Job.files`."""
         return self._thread.call(self._twin.files(into, path, replica=replica))
 
     def show(self) -> dict[str, Any]:
-        """As `Job.show`."""
+        """Same as `Job.show`."""
         return self._thread.call(self._twin.show())
 
     def explain(self) -> dict[str, Any]:
-        """As `Job.explain`."""
+        """Same as `Job.explain`."""
         return self._thread.call(self._twin.explain())
 
 
 class SyncWatch(Handle[Watch]):
-    """The twin of `Watch`: open it before the job is submitted to miss nothing of its output."""
+    """Events and output of one job, as `Watch`, without `await`. Open it before the submit to miss no output."""
 
     def __enter__(self) -> SyncWatch:
         self.open()
@@ -139,131 +139,131 @@ class SyncWatch(Handle[Watch]):
 
     @property
     def lost(self) -> int:
-        """As `Watch.lost`."""
+        """Same as `Watch.lost`."""
         return self._twin.lost
 
     @property
     def job(self) -> str:
-        """As `Watch.job`."""
+        """Same as `Watch.job`."""
         return self._twin.job
 
     @property
     def state(self) -> str:
-        """As `Watch.state`."""
+        """Same as `Watch.state`."""
         return self._twin.state
 
     @property
     def driver(self) -> str:
-        """As `Watch.driver`."""
+        """Same as `Watch.driver`."""
         return self._twin.driver
 
     def result(self) -> Result:
-        """As `Watch.result`."""
+        """Same as `Watch.result`."""
         return self._twin.result()
 
     def open(self) -> None:
-        """As `Watch.open`."""
+        """Same as `Watch.open`."""
         self._thread.call(self._twin.open())
 
     def close(self) -> None:
-        """As `Watch.close`."""
+        """Same as `Watch.close`."""
         self._thread.call(self._twin.close())
 
     def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
-        """As `Watch.follow`."""
+        """Same as `Watch.follow`."""
         return self._thread.iterate(self._twin.follow(timeout_s))
 
 
 class SyncLease(Handle["Lease"]):
-    """The twin of `Lease`."""
+    """Leased devices of this host, as `Lease`, without `await`."""
 
     @property
     def worker(self) -> str:
-        """As `Lease.worker`."""
+        """Same as `Lease.worker`."""
         return self._twin.worker
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """As `Lease.devices`."""
+        """Same as `Lease.devices`."""
         return self._twin.devices
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """As `Lease.uuids`."""
+        """Same as `Lease.uuids`."""
         return self._twin.uuids
 
     @property
     def mode(self) -> Sharing:
-        """As `Lease.mode`."""
+        """Same as `Lease.mode`."""
         return self._twin.mode
 
     @property
     def simulated(self) -> bool:
-        """As `Lease.simulated`."""
+        """Same as `Lease.simulated`."""
         return self._twin.simulated
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """As `Lease.environment`."""
+        """Same as `Lease.environment`."""
         return self._twin.environment
 
     def child_environment(self) -> dict[str, str]:
-        """As `Lease.child_environment`."""
+        """Same as `Lease.child_environment`."""
         return self._twin.child_environment()
 
     @property
     def device(self) -> str:
-        """As `Lease.device`."""
+        """Same as `Lease.device`."""
         return self._twin.device
 
     @property
     def asked_back(self) -> AskedBack | None:
-        """As `Lease.asked_back`."""
+        """Same as `Lease.asked_back`."""
         return self._twin.asked_back
 
     @property
     def lost(self) -> bool:
-        """As `Lease.lost`."""
+        """Same as `Lease.lost`."""
         return self._twin.lost
 
     def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
-        """As `Lease.wait_asked_back`."""
+        """Same as `Lease.wait_asked_back`."""
         return self._thread.call(self._twin.wait_asked_back(timeout))
 
     def give_back(self) -> None:
-        """As `Lease.give_back`."""
+        """Same as `Lease.give_back`."""
         self._thread.call(self._twin.give_back())
 
 
 class SyncAdmin(Handle["Admin"]):
-    """The acts on jobs and tenants, as `Admin` has them."""
+    """The orders of an operator, as `Admin`, without `await`."""
 
     def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """As `Admin.hold`."""
+        """Same as `Admin.hold`."""
         return self._thread.call(self._twin.hold(job, why=why, tenant=tenant))
 
     def release(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """As `Admin.release`."""
+        """Same as `Admin.release`."""
         return self._thread.call(self._twin.release(job, why=why, tenant=tenant))
 
     def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
-        """As `Admin.release_worker`."""
+        """Same as `Admin.release_worker`."""
         return self._thread.call(self._twin.release_worker(worker, slots=slots, why=why))
 
     def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """As `Admin.requeue`."""
+        """Same as `Admin.requeue`."""
         return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant))
 
     def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """As `Admin.freeze`."""
+        """Same as `Admin.freeze`."""
         return self._thread.call(self._twin.freeze(job, why=why, tenant=tenant))
 
     def resume(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """As `Admin.resume`."""
+        """Same as `Admin.resume`."""
         return self._thread.call(self._twin.resume(job, why=why, tenant=tenant))
 
     def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
-        """As `Admin.priority`."""
+        """Same as `Admin.priority`."""
         return self._thread.call(self._twin.priority(job, priority, why=why, tenant=tenant))
 
     def resize(
@@ -275,7 +275,7 @@ class SyncAdmin(Handle["Admin"]):
         why: str = "",
         tenant: str | None = None,
     ) -> Done:
-        """As `Admin.resize`."""
+        """Same as `Admin.resize`."""
         return self._thread.call(
             self._twin.resize(job, memory_mib=memory_mib, compute_percent=compute_percent, why=why, tenant=tenant)
         )
@@ -283,42 +283,42 @@ class SyncAdmin(Handle["Admin"]):
     def limit(
         self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:
-        """As `Admin.limit`."""
+        """Same as `Admin.limit`."""
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
 
     def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
-        """As `Admin.feature_level`."""
+        """Same as `Admin.feature_level`."""
         return self._thread.call(self._twin.feature_level(level, schedulers=schedulers, why=why))
 
     def share(
         self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:
-        """As `Admin.share`."""
+        """Same as `Admin.share`."""
         return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
 
     def tenants(self) -> list[TenantRow]:
-        """As `Admin.tenants`."""
+        """Same as `Admin.tenants`."""
         return self._thread.call(self._twin.tenants())
 
     def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
-        """As `Admin.dead_letters`."""
+        """Same as `Admin.dead_letters`."""
         return self._thread.iterate(self._twin.dead_letters(tenant=tenant))
 
     def dead_letter(self, sequence: int) -> dict[str, Any]:
-        """As `Admin.dead_letter`."""
+        """Same as `Admin.dead_letter`."""
         return self._thread.call(self._twin.dead_letter(sequence))
 
     def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
-        """As `Admin.resend`."""
+        """Same as `Admin.resend`."""
         return self._thread.call(self._twin.resend(sequence, body=body, why=why))
 
     def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
-        """As `Admin.drop`."""
+        """Same as `Admin.drop`."""
         return self._thread.call(self._twin.drop(sequence, why=why))
 
 
 class Client(ClientBase):
-    """`with Client() as moorage: …`, from any thread that runs no event loop; several threads may share one.
+    """A client without `await`: `with Client() as moorage: …`. Several threads may share it; none may run a loop.
 
     Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
     `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
@@ -331,29 +331,29 @@ class Client(ClientBase):
 
     @property
     def tenant(self) -> str:
-        """As `AsyncClient.tenant`."""
+        """Same as `AsyncClient.tenant`."""
         return self._twin.tenant
 
     def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """As `AsyncClient.read`."""
+        """Same as `AsyncClient.read`."""
         return self._thread.call(self._twin.read(verb, arguments))
 
     def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """As `AsyncClient.answer`."""
+        """Same as `AsyncClient.answer`."""
         return self._thread.call(self._twin.answer(verb, arguments))
 
     def operate(self, verb: str, asked: Any = None) -> Answer:
-        """As `AsyncClient.operate`."""
+        """Same as `AsyncClient.operate`."""
         return self._thread.call(self._twin.operate(verb, asked))
 
     def act(self, verb: str, act: Act) -> Done:
-        """As `AsyncClient.act`."""
+        """Same as `AsyncClient.act`."""
         return self._thread.call(self._twin.act(verb, act))
 
     def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
     ) -> SyncJob:
-        """As `AsyncClient.submit`."""
+        """Same as `AsyncClient.submit`."""
         return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, key, **fields)))
 
     def submit_handler(
@@ -364,7 +364,7 @@ class Client(ClientBase):
         key: str | None = None,
         **fields: Unpack[Fields],
     ) -> SyncJob:
-        """As `AsyncClient.submit_handler`."""
+        """Same as `AsyncClient.submit_handler`."""
         return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
 
     def run(
@@ -375,13 +375,13 @@ class Client(ClientBase):
         timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
-        """As `AsyncClient.run`."""
+        """Same as `AsyncClient.run`."""
         return self._thread.call(self._twin.run(what, gpu, key, timeout, **fields))
 
     def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
     ) -> list[SyncJob]:
-        """As `AsyncClient.submit_many`; the `jobs` of a `BatchRejected` are `SyncJob`s, too."""
+        """Same as `AsyncClient.submit_many`; the `jobs` of a `BatchRejected` are `SyncJob`s too."""
         try:
             accepted = self._thread.call(self._twin.submit_many(many, gpu, **fields))
         except BatchRejected as refused:
@@ -390,7 +390,7 @@ class Client(ClientBase):
         return [SyncJob(self._thread, job) for job in accepted]
 
     def send_files(self, files: Paths) -> str:
-        """As `AsyncClient.send_files`."""
+        """Same as `AsyncClient.send_files`."""
         return self._thread.call(self._twin.send_files(files))
 
     def request(
@@ -400,11 +400,11 @@ class Client(ClientBase):
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
-        """As `AsyncClient.request`."""
+        """Same as `AsyncClient.request`."""
         return self._twin.request(what, gpu, key, fields)
 
     def job(self, id: str) -> SyncJob:
-        """As `AsyncClient.job`."""
+        """Same as `AsyncClient.job`."""
         return SyncJob(self._thread, self._twin.job(id))
 
     def watch(
@@ -417,27 +417,27 @@ class Client(ClientBase):
         replica: int | None = None,
         notes: bool = False,
     ) -> SyncWatch:
-        """As `AsyncClient.watch`."""
+        """Same as `AsyncClient.watch`."""
         watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica, notes=notes))
         return SyncWatch(self._thread, self._thread.call(watch))
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
-        """As `AsyncClient.as_completed`; yields the handles that were given."""
+        """Same as `AsyncClient.as_completed`, but it yields the handles that were given."""
         given = {job.id: job for job in handles(jobs, SyncJob)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], timeout)):
             yield given[over.id]
 
     def gather(self, *jobs: SyncJob, timeout: Duration | None = None) -> list[Result]:
-        """As `AsyncClient.gather`."""
+        """Same as `AsyncClient.gather`."""
         twins = [job._twin for job in handles(jobs, SyncJob)]
         return self._thread.call(self._twin.gather(*twins, timeout=timeout))
 
     def wait(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> list[Result]:
-        """As `AsyncClient.wait`."""
+        """Same as `AsyncClient.wait`."""
         return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], timeout))
 
     def events(self) -> Iterator[Event]:
-        """As `AsyncClient.events`."""
+        """Same as `AsyncClient.events`."""
         return self._thread.iterate(self._twin.events())
 
     def plan(
@@ -451,7 +451,7 @@ class Client(ClientBase):
         share: Share | None = None,
         **fields: Unpack[Fields],
     ) -> Answer:
-        """As `AsyncClient.plan`."""
+        """Same as `AsyncClient.plan`."""
         return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields))
 
     def first_possible(self, requests: Sequence[What]) -> Request:
@@ -459,7 +459,7 @@ class Client(ClientBase):
         return self._thread.call(self._twin.first_possible(requests))
 
     def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
-        """As `AsyncClient.ls`."""
+        """Same as `AsyncClient.ls`."""
         return self._thread.call(self._twin.ls(states, limit))
 
     def lease(
@@ -471,21 +471,21 @@ class Client(ClientBase):
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> AbstractContextManager[SyncLease]:
-        """As `AsyncClient.lease`, of an open client; `on_asked_back` is called in the private thread."""
+        """Same as `AsyncClient.lease`, but the client must be open; `on_asked_back` is called in the private thread."""
         lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
         return self._lent(lending)
 
     @property
     def admin(self) -> SyncAdmin:
-        """As `AsyncClient.admin`."""
+        """Same as `AsyncClient.admin`."""
         return SyncAdmin(self._thread, self._twin.admin)
 
     def fleet(self) -> dict[str, Any]:
-        """As `AsyncClient.fleet`."""
+        """Same as `AsyncClient.fleet`."""
         return self._thread.call(self._twin.fleet())
 
     def audit(self) -> dict[str, Any]:
-        """As `AsyncClient.audit`."""
+        """Same as `AsyncClient.audit`."""
         return self._thread.call(self._twin.audit())
 
     def drain(
@@ -497,17 +497,17 @@ class Client(ClientBase):
         last: Duration | None = None,
         why: str = "",
     ) -> dict[str, Any]:
-        """As `AsyncClient.drain`."""
+        """Same as `AsyncClient.drain`."""
         return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
     def cordon(self, worker: str) -> dict[str, Any]:
-        """As `AsyncClient.cordon`."""
+        """Same as `AsyncClient.cordon`."""
         return self._thread.call(self._twin.cordon(worker))
 
     def uncordon(self, worker: str) -> dict[str, Any]:
-        """As `AsyncClient.uncordon`."""
+        """Same as `AsyncClient.uncordon`."""
         return self._thread.call(self._twin.uncordon(worker))
 
     def fleet_frames(self) -> Iterator[FleetFrame]:
-        """As `AsyncClient.fleet_frames`."""
+        """Same as `AsyncClient.fleet_frames`."""
         return self._thread.iterate(self._twin.fleet_frames())

@@ -1,4 +1,4 @@
-"""What the classes of `sync` share: the private thread, and the asynchronous object that does the work there."""
+"""The base of the classes of `sync`: each has a private thread, and an asynchronous object that works there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 def with_arguments_of(
     original: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Make a method that passes its arguments on show those of the method that gets them."""
+    """Return a decorator that gives a method the signature of `original`, to which it passes its arguments."""
     return wraps(original)
 
 
 class Handle(Generic[T]):
-    """One object of an `AsyncClient`, for use from other threads."""
+    """An object of an `AsyncClient`, wrapped for use from other threads."""
 
     def __init__(self, thread: LoopThread, twin: T) -> None:
         self._thread = thread
@@ -49,7 +49,7 @@ class ClientBase(Handle[AsyncClient]):
         self.close()
 
     def open(self) -> None:
-        """As `AsyncClient.open`, and start the thread."""
+        """Start the thread and connect, as `AsyncClient.open` does."""
         if self._thread.runs:
             raise RuntimeError("the client is open already")
         try:
@@ -60,7 +60,10 @@ class ClientBase(Handle[AsyncClient]):
             raise
 
     def close(self) -> None:
-        """As `AsyncClient.close`, and end the thread. Once closed, or in a fork's child, nothing is done."""
+        """Close the connection, as `AsyncClient.close` does, and end the thread.
+
+        Does nothing if the client is closed, or in the child of a fork.
+        """
         if not self._thread.runs:
             return
         try:

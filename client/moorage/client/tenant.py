@@ -1,4 +1,4 @@
-"""The tenant of a client that names none."""
+"""Find the tenant of a client: the one given, or the default."""
 
 from __future__ import annotations
 

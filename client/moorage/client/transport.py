@@ -1,4 +1,4 @@
-"""Where a client gets its connection: NATS, or something in its place, as `sim_fleet.SimFleet`."""
+"""The protocol of an object that connects a client: NATS, or a replacement such as `sim_fleet.SimFleet`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from moorage.bus.transport import Transport
 
 
 class Link(Transport, InboxTransport, Protocol):
-    """One connection, as `bus.connection.Connection` is it."""
+    """One connection; `bus.connection.Connection` is the real one."""
 
 
 class ClientTransport(Protocol):
-    """What `AsyncClient(transport=…)` takes. One may serve several clients, one after the other or at once."""
+    """The `transport` argument of `AsyncClient`. One transport may serve several clients, also at the same time."""
 
     @property
     def where(self) -> str:
-        """The server's name for messages, without secrets."""
+        """The server's name for error messages, without secrets."""
 
     @property
     def upkeep(self) -> contextvars.Context | None:
-        """Of the timers after which a client asks whether it missed something; None: the context of the caller."""
+        """The context of the timers after which a client asks for missed events; None for the caller's own."""
 
     async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
-        """A connection of the caller's own; `on_state` is told when it is lost and back."""
+        """Return a new connection for the caller. `on_state` is called when it is lost and when it is back."""
 
     async def release(self, link: Link) -> None:
-        """Close what `connect` gave."""
+        """Close a connection that `connect` returned."""

@@ -14,7 +14,8 @@ def is_own(word: str) -> bool:
 
 
 def own_class(word: str, base: type[T]) -> type[T]:
-    """Import the class. Raises ValueError, with what to do, for what is not there, fails, or is no `base`."""
+    """Import and return the class. Raises ValueError, with what to do, if the module or class does not exist, the
+    import fails, or the class is not a subclass of `base`."""
     module, _, name = word.partition(":")
     try:
         found = importlib.import_module(module)

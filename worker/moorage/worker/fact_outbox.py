@@ -87,7 +87,7 @@ class FactOutbox:
 
     @property
     def next_no(self) -> int:
-        """The number of the frame that a fact added now will be in, unless too many facts wait."""
+        """The number of the next frame. A fact added now is in it if the waiting facts fit into one frame."""
         return self.last_no + 1
 
     @property

@@ -138,7 +138,7 @@ class JobFiles:
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         except RecursionError:
-            raise NotKept("the folders are too deep") from None
+            raise NotKept("the folders are nested too deeply to be packed") from None
         except BusError as error:
             raise NotKept(error.problem.message) from None
 
@@ -163,7 +163,7 @@ class JobFiles:
         with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
                 if len(os.fsencode(above)) - len(os.fsencode(folder)) > PATH_BYTES_MAX:
-                    raise NotKept("the folders are too deep")
+                    raise NotKept("the path of a folder is longer than Linux allows in one call (4096 bytes)")
                 folders.sort()
                 seen += len(folders) + len(files)
                 if seen > ENTRIES_MAX:
@@ -173,7 +173,7 @@ class JobFiles:
                         raise NotKept("given up")
                     name = os.path.relpath(os.path.join(above, file), folder)
                     if len(os.fsencode(name)) > PATH_BYTES_MAX:
-                        raise NotKept("the folders are too deep")
+                        raise NotKept("the path of a file is longer than Linux allows in one call (4096 bytes)")
                     if not kept.match_file(name):
                         continue
                     try:

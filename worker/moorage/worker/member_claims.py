@@ -1,4 +1,4 @@
-"""Claim the members' devices in the pool, and check when these are free again."""
+"""Claim the members' devices in the pool, and check when they are free again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.shell import Shell
 
-#: the party that closes a slot, as the pool records it
+#: the pool records for each quarantine who set it: this is for memory that an ended member left in use
 MEMORY_KEPT: Final = "memory"
-#: the party for the device of an earlier agent's ended member, if the device is in another slot now
+#: this is for a device of an earlier agent's ended member, if the device has another slot now
 LEFT_BEHIND: Final = "left behind"
 
 
 def check_named(member: Member, devices: Sequence[Device]) -> None:
-    """Raise `Refused` unless the lease is of the devices that the request names: a scheduler of a release before 0.3
-    does not read them."""
+    """Raise `Refused` unless the placement has the devices that the request names.
+
+    A scheduler of a release before 0.3 does not read the names of devices.
+    """
     ids = member.request.device_ids
     if not ids:
         return
@@ -35,11 +37,11 @@ def check_named(member: Member, devices: Sequence[Device]) -> None:
         return sum(1 << at for at, one in known if name in (str(one.index), *names_of(one.uuid, one.pci, one.cdi)))
 
     if slots_named(ids, slots_of, -1).bit_count() != len(member.slots):
-        raise refuse("failed-precondition", "the lease is not of the devices that the request names")
+        raise refuse("failed-precondition", "the job was placed on other devices than its request names")
 
 
 class MemberClaims:
-    """The leases of one worker's members."""
+    """The pool leases of one worker's members, and the quarantine of their slots."""
 
     def __init__(
         self, shell: Shell, pool: GpuPool, inventory: Inventory, rendezvous: Rendezvous, clients: MpsClients
@@ -55,7 +57,7 @@ class MemberClaims:
         self._absent: list[str] = []
 
     def take(self, member: Member) -> None:
-        """Claim all of its slots at once. Raises SlotsRefused, and Refused if it cannot share a device by mps."""
+        """Claim all slots of a member at once. Raises SlotsRefused, and Refused if it cannot share a device by mps."""
         mode = cast(Sharing, member.place.mode)
         lease = self._pool.try_claim_slots(member.slots, mode, member.job, guest=member.place.guest)
         try:
@@ -66,7 +68,7 @@ class MemberClaims:
         self._leases[member.name] = lease
 
     def take_again(self, member: Member) -> None:
-        """Claim the slots of a member that runs already, whatever may be lent now."""
+        """Claim the slots of a member that runs already, even if they may no longer be leased to jobs."""
         try:
             mode = cast(Sharing, member.place.mode)
             self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job, guest=member.place.guest)
@@ -75,13 +77,13 @@ class MemberClaims:
         self._clients.admit_again(member)
 
     def address(self, member: Member) -> str:
-        """Return where the ranks of its gang meet, if it is rank 0 of one; else ""."""
+        """Return the rendezvous address of the member's gang if the member is rank 0, else ""."""
         return self._rendezvous.reserve(member.name, member.master_port_wanted)
 
     def start_alone(self, member: Member) -> Start | None:
-        """Return the START of one replica that asks to be distributed and is no gang, which no leader sends; else None.
+        """Return the START of a single replica that asks for `distributed`, else None. No leader sends one for it.
 
-        Of several replicas that are no gang (a scheduler of 0.2 accepted them) none has a rank.
+        If a job has several replicas and is not a gang (a scheduler of 0.2 accepted this), its replicas have no ranks.
         """
         request, gpu = member.request, member.request.gpu
         if member.place.hold or request.replicas != 1 or gpu is None or gpu.distributed is None:
@@ -90,7 +92,7 @@ class MemberClaims:
         return Start(*member.name, LOCAL_ADDRESS, port, 1)
 
     def release(self, members: Sequence[Member]) -> None:
-        """Free the devices of members that are over and whose devices are seen free."""
+        """Return the devices of members to the pool. The members have ended, and their devices were seen free."""
         for member in members:
             name = member.name
             self._clients.forget(name)
@@ -106,7 +108,7 @@ class MemberClaims:
                     self._pool.unquarantine(slot, MEMORY_KEPT)
 
     def quarantine(self, member: Member, slots: Sequence[int]) -> None:
-        """Keep these slots out of use; free the member's other slots if its processes are over."""
+        """Put these slots into quarantine. Free the member's other slots if its processes have ended."""
         for slot in slots:
             self._quarantined.setdefault(slot, set()).add(member.name)
             why = f"memory kept after {member.job}" if not member.stuck else "cannot be ended"
@@ -117,7 +119,7 @@ class MemberClaims:
         self._shell.say(Log("error", "quarantined", f"slots {list(slots)} of {member.name} are in quarantine"))
 
     def probe(self, members: Sequence[Member]) -> None:
-        """Check whether their devices are free; `SeenFree` and `NotFree` follow."""
+        """Begin to check whether the members' devices are free; `SeenFree` and `NotFree` follow."""
         for member in members:
             lease = self._leases.get(member.name)
             if lease is not None and lease.phase == "held":
@@ -126,13 +128,14 @@ class MemberClaims:
 
     @property
     def left(self) -> list[str]:
-        """Return the devices, by name, that may still have the memory of a job that is no member any more."""
+        """The names of devices on which a job of an earlier agent may still use memory."""
         return [*self._left_behind.values(), *self._absent]
 
     def close_until_free(self, names: Sequence[str], devices: Sequence[str]) -> None:
-        """Keep these devices out of use until `look_for_free` sees their memory free: a former job may still use it.
+        """Put these devices into quarantine until `look_for_free` sees their memory free.
 
-        `devices` are the names of this host's; the others are remembered, as they may come back.
+        A job of an earlier agent may still use it. `devices` are the names of this host's devices. Names that the host
+        does not have now are remembered, because such a device may come back.
         """
         self._absent = [name for name in dict.fromkeys(names) if name not in devices]
         for slot, name in enumerate(devices):
@@ -141,12 +144,12 @@ class MemberClaims:
                 self._pool.quarantine(slot, "memory kept after a job of before", LEFT_BEHIND)
 
     def look_for_free(self) -> None:
-        """Begin to check the devices that `close_until_free` closed: the jobs that used them have ended."""
+        """Begin to check the devices that `close_until_free` closed, once the jobs that used them have ended."""
         if self._left_behind:
             self._shell.spawn(self._look_for_free())
 
     def open(self, slots: Sequence[int]) -> None:
-        """Open these slots, whatever their memory shows."""
+        """End the quarantine of these slots by `close_until_free`, without a check of their memory."""
         for slot in self._left_behind.keys() & set(slots):
             del self._left_behind[slot]
             self._pool.unquarantine(slot, LEFT_BEHIND)
@@ -164,7 +167,7 @@ class MemberClaims:
             await asyncio.sleep(PROBE_S)
 
     async def _look(self, members: Sequence[Member]) -> None:
-        """Check the devices. A failed check reports them as not free, so they are checked again or quarantined."""
+        """Check members' devices. After an error, report them as not free: they are checked again or quarantined."""
         try:
             await self._probe(members)
         except Exception as error:
@@ -197,9 +200,10 @@ class MemberClaims:
 
 
 def _pids_are_alive(reading: SlotReading) -> bool:
-    """Return whether the device lists no dead process, which the driver would still have to remove.
+    """Return whether all processes that the device lists are alive.
 
-    The member's tree is proven gone, so its pids are dead: as long as the device lists a dead pid, it may be ours.
+    The member's processes are proven to have ended. So if the device lists a dead pid, it may be one of them, whose
+    memory the GPU driver has not freed yet.
     """
     if reading.health == "unresponsive":
         return False

@@ -1,8 +1,8 @@
 """Define the messages into the worker's state machine (events) and out of it (commands).
 
-The leader's frames are events unchanged: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are seconds of
-CLOCK_BOOTTIME, which goes on in a suspended machine (clock_gettime(2)); slots are positions in hello's `gpu_pool`.
-Events and commands have lists, so that a turn with a thousand members needs only a few objects.
+The leader's frames are events too: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are seconds of
+CLOCK_BOOTTIME, which also counts while the machine is suspended (clock_gettime(2)). Slots are positions in hello's
+`gpu_pool`. Events and commands have lists, so that a turn with a thousand members needs only a few objects.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.job import Request
 
-#: (tenant, job, replica, attempt, fence): the name of a member in all of the worker
+#: the name of a member: (tenant, job, replica, attempt, fence)
 MemberName = tuple[str, str, int, int, int]
 #: the frames of a worker that the leader answers
 AnswerVerb = Literal["join", "renew", "fact"]
 
-#: the phases of a member; an "over" one is not held any more, only its tombstone is
+#: the phases of a member; in phase "over" it is no longer held, and only its tombstone is kept
 MemberPhase = Literal["claimed", "starting", "running", "ending", "exited", "over"]
 #: the legal next phases
 PHASES: Final[dict[MemberPhase, frozenset[MemberPhase]]] = {
@@ -53,7 +53,8 @@ HELD_PHASE: Final[dict[MemberPhase, str]] = {
 }
 
 
-#: the phase of an earlier agent's member, by its journal or driver; the reports of an ended member go on from it
+#: the phase in which an earlier agent's member is taken over, by its phase in the journal or driver. Its remaining
+#: facts are reported from there on
 RESTORED_AS: Final[dict[str, MemberPhase]] = {
     "claimed": "claimed",
     "starting": "starting",
@@ -67,7 +68,7 @@ RESTORED_AS: Final[dict[str, MemberPhase]] = {
 class Member:
     """One held member (an attempt of a replica). Only the state machine changes it.
 
-    `job` names it, not `request.job`.
+    Its job's name is `job`; `request.job` may be the name of another job with an equal request.
     """
 
     __slots__ = (
@@ -141,7 +142,8 @@ MASTER_PORT_DEFAULT: Final = 29500
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """The pool's answer to `TryClaim`: granted with the rendezvous `address:port` or "", refused with the reason."""
+    """The pool's answer to `TryClaim`: `granted` has each member with its rendezvous `address:port` or "", `refused`
+    has each member with the reason."""
 
     granted: list[tuple[Member, str]]
     refused: list[tuple[Member, str]]
@@ -152,27 +154,33 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The process tree of each is proven gone. (name, code, reason); code is minus the signal if one ended it."""
+    """Members whose processes are proven to have ended: (name, code, reason); code is minus the signal, if one ended
+    it."""
 
     items: list[tuple[MemberName, int, str]]
 
 
 class StartFailed(msgspec.Struct, frozen=True):
-    """Nothing runs. (name, code as a shell gives it: 126 or 127, the reason in one line)."""
+    """Members whose command could not be started: (name, code as of a shell: 126 or 127, the reason in one line).
+
+    Nothing of them runs.
+    """
 
     items: list[tuple[MemberName, int, str]]
 
 
 class NotStarted(msgspec.Struct, frozen=True):
-    """Nothing runs, because of this host: (name, the reason in one line). The member is refused, not failed."""
+    """Members that this host could not start: (name, the reason in one line). They count as refused, not as failed.
+
+    Nothing of them runs.
+    """
 
     items: list[tuple[MemberName, str]]
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """Members that were killed and still exist (state D), or whose end cannot be proven: their devices stay
-    quarantined.
-    """
+    """Members that were killed and still exist (in state D), or whose end cannot be proven. Their devices stay in
+    quarantine."""
 
     names: list[MemberName]
 
@@ -180,20 +188,20 @@ class Stuck(msgspec.Struct, frozen=True):
 class Replaced(msgspec.Struct, frozen=True):
     """The process that runs a driver's members (a supervisor, an engine) died and was replaced.
 
-    The driver's former members are over, or are reported as stuck. The driver's `boot` is new.
+    The driver's former members have ended, or are reported as stuck. The driver has a new `boot`.
     """
 
     driver: str
 
 
 class SeenFree(msgspec.Struct, frozen=True):
-    """The memory of every device of these members was seen free after their end."""
+    """Members that have ended, and whose devices all have free memory again."""
 
     names: list[MemberName]
 
 
 class NotFree(msgspec.Struct, frozen=True):
-    """Members whose memory is still in use: (name, the slots)."""
+    """Members that have ended, but whose device memory is still in use: (name, the slots)."""
 
     items: list[tuple[MemberName, tuple[int, ...]]]
 
@@ -223,7 +231,7 @@ class HelloChanged(msgspec.Struct, frozen=True):
 
 
 class OverGrant(msgspec.Struct, frozen=True):
-    """Members that must end: (name, the reason in one line), for exceeding their part of a shared device, or `LOST`."""
+    """Members that must end: (name, the reason in one line). They exceed their part of a device, or are `LOST`."""
 
     items: list[tuple[MemberName, str]]
 
@@ -231,32 +239,32 @@ class OverGrant(msgspec.Struct, frozen=True):
 class FreezeAnswered(msgspec.Struct, frozen=True):
     """Members that were asked to freeze or resume: (name, "frozen", "running" or "broken", the reason in one line).
 
-    A broken one has a process that can neither run on nor be frozen, so the attempt is lost.
+    A broken member has a process that can neither run on nor be frozen, so the attempt is lost.
     """
 
     items: list[tuple[MemberName, str, str]]
 
 
 class IdleSeen(msgspec.Struct, frozen=True):
-    """Members whose devices show no use: (name, seconds without use, seconds that are allowed (0: any), ends now)."""
+    """Members that do not use their devices: (name, seconds without use, allowed seconds (0: any), whether it ends)."""
 
     items: list[tuple[MemberName, int, int, bool]]
 
 
 class FreezeDue(msgspec.Struct, frozen=True):
-    """Members that are to be frozen, the first one first: (name, for how many seconds its devices show no use)."""
+    """Members that should be frozen, in this order: (name, seconds without use of its devices)."""
 
     items: list[tuple[MemberName, int]]
 
 
 class ResumeDue(msgspec.Struct, frozen=True):
-    """Frozen members of which a process waits to use its devices."""
+    """Frozen members that have a process which waits to use its devices."""
 
     names: list[MemberName]
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """What members used since the last reading: (name, milliseconds of a GPU at work, MiB milliseconds).
+    """The members' use of devices since the last reading: (name, GPU milliseconds, MiB milliseconds).
 
     The first number is UNKNOWN_MS if no device reports it.
     """
@@ -265,7 +273,7 @@ class Metered(msgspec.Struct, frozen=True):
 
 
 class SaidWell(msgspec.Struct, frozen=True):
-    """An operator says that these slots are well: slots quarantined because of a member are free."""
+    """An operator states that these slots are well: the memory of quarantined slots is free."""
 
     slots: list[int]
 
@@ -277,11 +285,11 @@ class Leave(msgspec.Struct, frozen=True):
 class Restored(msgspec.Struct, frozen=True):
     """The first event of a restarted agent.
 
-    `held` has (member, phase, code, detail) for every member that the journal and the supervisor know. For "exited",
-    code and detail are its exit code and reason; for a member that waits for its gang, detail is the `address:port`.
-    `facts` are the journal's unanswered ones. `withdrawn` were journalled but never started. `strays` is set if an
-    unknown member still runs and was asked to end: the join waits for `StraysOver`, because a member that the join does
-    not list must not live.
+    `held` has (member, phase, code, detail) for every member that the journal and the supervisor know. In phase
+    "exited", code and detail are its exit code and reason. For a member that waits for its gang, detail is the
+    `address:port`. `facts` are the journal's unanswered facts. `withdrawn` members were journalled but never started.
+    `strays` is set if an unknown member still runs and was asked to end. The join then waits for `StraysOver`, because
+    no member may run that the join does not list.
     """
 
     held: list[tuple[Member, str, int, str]]
@@ -291,7 +299,7 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class StraysOver(msgspec.Struct, frozen=True):
-    """The unknown members that ran here are proven gone."""
+    """The unknown members that ran here are proven to have ended."""
 
 
 #: every event of the state machine: the leader's frames, reports of drivers and the pool, and the agent's own events
@@ -332,7 +340,7 @@ Event = (
 
 
 class TryClaim(msgspec.Struct, frozen=True):
-    """Claim the slots of each member now, all of a member's or none; the next event must be `Claims`."""
+    """Claim the slots of each member now, either all slots of a member or none. The next event must be `Claims`."""
 
     members: list[Member]
 
@@ -343,9 +351,9 @@ class StartMembers(msgspec.Struct, frozen=True):
 
 
 class EndMember(msgspec.Struct, frozen=True):
-    """Ask it to end.
+    """Ask a member to end, with `grace_s` between SIGTERM and SIGKILL.
 
-    With `notice_s`, a member with a checkpoint signal gets that signal first, and is asked that much later.
+    With `notice_s`, a member with a checkpoint signal gets that signal first, and SIGTERM `notice_s` later.
     """
 
     member: Member
@@ -355,7 +363,7 @@ class EndMember(msgspec.Struct, frozen=True):
 
 
 class ResizeMembers(msgspec.Struct, frozen=True):
-    """Journal the new parts in these members' places, and make the members keep to them."""
+    """Journal the new parts of these members, and enforce them."""
 
     members: list[Member]
 
@@ -368,19 +376,19 @@ class FreezeMember(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Give the devices of these members back to the pool."""
+    """Return the devices of these members to the pool."""
 
     members: list[Member]
 
 
 class ProbeFree(msgspec.Struct, frozen=True):
-    """Check whether the devices are free of these members' memory; `SeenFree` or `NotFree` follows."""
+    """Check whether these members' devices have free memory again; `SeenFree` or `NotFree` follows."""
 
     members: list[Member]
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Keep these slots of the member out of the pool; its other slots are freed."""
+    """Put these slots of a member into quarantine, and free its other slots."""
 
     member: Member
     slots: tuple[int, ...]
@@ -406,7 +414,7 @@ class FactsAnswered(msgspec.Struct, frozen=True):
 
 
 class SendRenew(msgspec.Struct, frozen=True):
-    """Send a renewal; the shell adds the pool's generation, local claimers, and whether one waits."""
+    """Send a renewal. The shell adds the pool's generation, the local leases, and whether a local request waits."""
 
     session: str
     n: int
@@ -416,7 +424,7 @@ class SendRenew(msgspec.Struct, frozen=True):
 
 
 class SendJoin(msgspec.Struct, frozen=True):
-    """Journal `n` and the facts, then ask for a session. With `again`, send exactly the same frame as before."""
+    """Journal `n` and the facts, then ask for a session. With `again`, send the same frame as before."""
 
     n: int
     facts: list[Fact]
@@ -425,14 +433,14 @@ class SendJoin(msgspec.Struct, frozen=True):
 
 
 class SessionLive(msgspec.Struct, frozen=True):
-    """Journal that the facts of the join are answered, and the ledger's id."""
+    """Record in the journal that the facts of the join were answered, and the ledger's id."""
 
     n: int
     ledger: str
 
 
 class SetFence(msgspec.Struct, frozen=True):
-    """Set the supervisor's deadline: without a later one it ends the jobs at `deadline_s`, within `grace_s` (H29)."""
+    """Set the fence: without a later one, the supervisor ends the jobs at `deadline_s`, within `grace_s` (H29)."""
 
     deadline_s: float
     grace_s: float
@@ -449,7 +457,7 @@ class Draining(msgspec.Struct, frozen=True):
 
 
 class Well(msgspec.Struct, frozen=True):
-    """An operator's order, numbered `n`, that these slots are well; `SaidWell` follows if it is new."""
+    """Handle an operator's order, numbered `n`, that these slots are well; `SaidWell` follows if the order is new."""
 
     slots: list[int]
     n: int
@@ -460,7 +468,7 @@ class SendGoodbye(msgspec.Struct, frozen=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """One log line. `code` is stable; repeated lines may be left out."""
+    """Log one line. `code` is stable; repeated lines may be left out."""
 
     level: Literal["info", "warning", "error"]
     code: str
@@ -468,7 +476,7 @@ class Log(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """The worker may not join, and waiting longer will not change that."""
+    """Stop the agent: the worker may not join, and waiting longer will not change that."""
 
     problem: Problem
 

@@ -23,12 +23,12 @@ class MemberProcesses:
         self._pids: dict[MemberName, int] = {}
 
     def started(self, name: MemberName, pid: int) -> None:
-        """Take that a member's first process runs."""
+        """Record the pid of a member's first process."""
         self._names[pid] = name
         self._pids[name] = pid
 
     def ended(self, name: MemberName) -> None:
-        """Take that nothing of the member is left."""
+        """Forget a member: all of its processes have ended."""
         pid = self._pids.pop(name, None)
         if pid is not None:
             if self._names.get(pid) == name:  # otherwise the pid belongs to another member by now
@@ -36,10 +36,10 @@ class MemberProcesses:
             self._groups.pop(name, None)
 
     def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, MemberName | None]:
-        """Return the member of each process; None if it belongs to a member, but to an unknown one.
+        """Return the member of each process; None if the process belongs to an unknown member.
 
-        That is a process that descends from the supervisor and hides its session and environment. Other processes are
-        left out.
+        Such a process descends from the supervisor and hides its session and environment. Processes that belong to no
+        member are left out.
         """
         found: dict[int, MemberName | None] = {}
         if not pids or not self._names:

@@ -1,8 +1,8 @@
-"""Keep the members of one worker: the phase of each, how it ends, and its facts (reports). Without I/O.
+"""Keep the members of one worker (attempts of replicas): their phases, their ends, and their facts (reports).
 
-It knows no session and no leader: `members.Members` decides when placements may be taken and when all members must end.
-Each member has exactly one of these chains of facts: refused | claimed withdrawn | claimed refused (this host could not
-start it) | claimed started exited [quarantined] freed. Between started and exited it may be frozen and resumed.
+Without I/O. `members.Members` decides when placements may be accepted and when all members must end. The facts of each
+member form exactly one of these chains: refused | claimed withdrawn | claimed refused (this host could not start it) |
+claimed started exited [quarantined] freed. A member may be frozen and resumed between started and exited.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
 
 #: most members at once; further placements are refused
 MEMBERS_MAX: Final = 16_384
-#: of all held members in one renewal or join, which list them all: beside the facts of a join they fit into one frame
+#: bound of the list of held members in a renewal or join: one frame also has room for the facts of a join
 HELD_BYTES_MAX: Final = 300 * 1024
-#: of one of them beside its names
+#: size of a member in that list, without its names
 HELD_BYTES: Final = 28
 DETAIL_CHARS_MAX: Final = 200
-#: from SIGTERM to SIGKILL, at most, of a member that holds more memory than was granted: the other sharers need it
+#: longest grace (SIGTERM to SIGKILL) of a member that uses more memory than its share: the other sharers need it
 OVER_GRANT_GRACE_S: Final = 0.5
 #: prefix of the reason of such an end
 OVER_GRANT: Final = "over-memory: "
 #: prefix of the reason for a member whose devices showed no use for too long
 IDLE: Final = "idle: "
-#: the reason for a member that cannot go on because of this host: another attempt follows, as after a lost worker
+#: the reason for a member that cannot go on because of this host: it is tried again, as after a lost worker
 LOST: Final = "lost"
-#: most attempts that are suspected of having killed a supervisor; further ones are not suspected
+#: most replicas that are suspected of having killed a supervisor; further ones are not suspected
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end was not observed
 CODE_LOST: Final = -9
@@ -93,14 +93,14 @@ _read_request: Final = RequestCache().read
 
 
 class Defect(AssertionError):
-    """`validate` found the state to contradict itself."""
+    """`validate` found that the state violates an invariant."""
 
 
 class MemberTable:
-    """The members that are held, and tombstones of those that are over. What is to be done is added to `commands`.
+    """The held members, and tombstones of members that have ended. It adds what the worker has to do to `commands`.
 
-    `on_member_over` is called whenever a member has exited, is stuck or is removed: after a session has ended, the next
-    one waits for that.
+    `on_member_over` is called whenever a member has exited, is stuck or is removed. A new session waits for this after
+    the last one has ended.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class MemberTable:
         self._free_wait_s = free_wait_s
         self._now = 0.0
         self._freeing: dict[MemberName, Member] = {}
-        #: by tenant, job and replica: attempts that may have ended a supervisor, and since when the last one has run
+        #: replicas (tenant, job, replica) that may have killed a supervisor, and when their last attempt started
         self._suspects: dict[tuple[str, str, int], float] = {}
-        self._with_supervisor: set[MemberName] = set()  # those of which a supervisor's death may tell the end
-        self._held_bytes = 0  # what `held_list` takes in a frame
+        self._with_supervisor: set[MemberName] = set()  # members that ran when their supervisor died
+        self._held_bytes = 0  # size of `held_list` in a frame
         self._to_forget: deque[tuple[int, Member]] = deque()
 
     def begin(self, now: float) -> list[Command]:
-        """Begin to handle an event at `now` (CLOCK_BOOTTIME seconds); returns the list for its commands."""
+        """Begin to handle an event at `now` (CLOCK_BOOTTIME seconds). Return the list that its commands go to."""
         self._now = now
         self.commands = []
         return self.commands
@@ -139,10 +139,10 @@ class MemberTable:
             for member in self.held.values()
         ]
 
-    # ------------------------------------------------------------------------------------------- what the leader wants
+    # ----------------------------------------------------------------------------------------- the leader's orders
 
     def place(self, places: Sequence[Place]) -> None:
-        """Claim devices for new members; for those that are over, report again how they ended."""
+        """Claim devices for new members. For members that have ended, report their end again."""
         if self.outbox.is_full:
             self.dropped["facts-full"] += len(places)
             return
@@ -168,7 +168,7 @@ class MemberTable:
             if member.driver not in self.drivers:
                 self._refuse(name, f"no driver {member.driver}")
             elif (other := self._suspect_beside(member)) is not None:
-                self._refuse(name, f"{other.job} runs first: the supervisor died under both")
+                self._refuse(name, f"job {other.job} runs alone first: the supervisor died while both ran")
             elif place.guest and (why := why_no_guest(held.values(), place)):
                 self._refuse(name, why)
             elif len(wanted) >= room or self._held_bytes > HELD_BYTES_MAX:
@@ -197,9 +197,9 @@ class MemberTable:
             self.commands.append(StartMembers(driver, members))
 
     def resize(self, places: Sequence[Place]) -> None:
-        """Take another part of their devices for members that are held, each a newer one than it has.
+        """Give held members a new part of their shared devices, unless it is old or the member is just starting.
 
-        One that is just starting keeps its own until it runs: the leader sends it again.
+        The leader repeats its orders.
         """
         resized = []
         for place in places:
@@ -224,7 +224,7 @@ class MemberTable:
         return [Resized(*member.name, member.place.resized) for member in self.held.values() if member.place.resized]
 
     def _suspect_beside(self, member: Member) -> Member | None:
-        """A member of another job that may have ended a supervisor, as this one may; None if they may run together."""
+        """Return a held member of another job that is a suspect too, as suspects run one by one; None to start now."""
         suspects = self._suspects
         if member.name[:3] not in suspects:
             return None
@@ -236,8 +236,7 @@ class MemberTable:
         return None
 
     def supervisor_died(self, driver: str) -> None:
-        """Suspect the driver's members that ran until now, once their ends are reported as lost: one of them may have
-        killed the supervisor."""
+        """Note the driver's running members. They become suspects once they are reported as lost with it."""
         self._with_supervisor |= {
             name
             for name, member in self.held.items()
@@ -245,7 +244,7 @@ class MemberTable:
         }
 
     def _judge(self, name: MemberName, reason: str) -> None:
-        """Note what the end of a member says of it: it was lost with its supervisor, or it ended by itself."""
+        """Make a member a suspect if it was lost with its supervisor, and clear it if it ended in another way."""
         if name not in self._with_supervisor or reason != "lost":
             self._suspects.pop(name[:3], None)
         elif len(self._suspects) < SUSPECTS_MAX:
@@ -264,7 +263,7 @@ class MemberTable:
         self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
 
     def start(self, start: Start) -> None:
-        """Start a gang's member that holds its devices; for one that is not held, report what became of it."""
+        """Start a gang's member that has claimed its devices. If it is not held, report how it ended."""
         name = (start.tenant, start.job, start.replica, start.attempt, start.fence)
         member = self.held.get(name)
         if member is None:
@@ -281,7 +280,7 @@ class MemberTable:
             self.commands.append(StartMembers(member.driver, [member]))
 
     def end(self, end: End) -> None:
-        """End or withdraw one member, and remember that it is over."""
+        """End or withdraw a member, and remember its end."""
         name = (end.tenant, end.job, end.replica, end.attempt, end.fence)
         member = self.held.get(name)
         if member is not None:
@@ -293,26 +292,26 @@ class MemberTable:
             self.tombstones.report(name, "withdrawn", 0, end.why[:DETAIL_CHARS_MAX])
 
     def end_all(self, grace_s_max: float, why: str, *, keep: bool) -> None:
-        """End everything; with `keep` all but members that run and may outlive a partition."""
+        """End all members; with `keep`, except those that run and may outlive a partition."""
         for member in list(self.held.values()):
             if member.phase == "claimed" or not (keep and member.keep):
                 self._end_member(member, min(member.grace_s, grace_s_max), why)
 
     def end_claimed(self, driver: str, why: str) -> None:
-        """End the driver's members that hold devices and were not started yet."""
+        """End the driver's members that have claimed devices and were not started yet."""
         for member in list(self.held.values()):
             if member.driver == driver and member.phase == "claimed":
                 self._end_member(member, 0.0, why)
 
     def end_over_grant(self, event: OverGrant) -> None:
-        """End members that hold more memory of a shared device than was granted, or whose MPS daemon failed."""
+        """End members that use more memory of a shared device than their share, or whose MPS daemon failed."""
         for name, why in event.items:
             member = self.held.get(name)
             if member is not None and member.phase in ("starting", "running", "ending"):
                 self._end_member(member, min(member.grace_s, OVER_GRANT_GRACE_S), why)
 
     def on_idle(self, event: IdleSeen, *, reports: bool) -> None:
-        """Report members whose devices show no use, if the ledger takes that, and end those that are to end."""
+        """Report members that do not use their devices, if the feature level allows it. End those past their limit."""
         for name, seconds, ends_s, ends in event.items:
             member = self.held.get(name)
             if member is None or member.phase != "running":
@@ -325,12 +324,12 @@ class MemberTable:
                 self.outbox.gathered.append(Fact("idle", *name, seconds, str(ends_s) if ends_s else ""))
 
     def freeze(self, freeze: Freeze) -> None:
-        """Freeze or resume a running member; one that is asked already answers once, and the leader asks again."""
+        """Freeze or resume a running member. While an order is unanswered, repeated orders are ignored."""
         member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
         if member is None or member.phase != "running" or member.freezing:
             return
         if not freeze.on and beside(self.held.values(), member):
-            return  # the leader asks again once its guests are over
+            return  # the leader asks again once its guests have ended
         if member.frozen == freeze.on:
             self.outbox.gathered.append(Fact("frozen" if freeze.on else "resumed", *member.name))
         elif not self.drivers[member.driver].freezes or member.place.mode == "mps":
@@ -344,7 +343,7 @@ class MemberTable:
             self.commands.append(FreezeMember(member, on))
 
     def on_freeze_answered(self, event: FreezeAnswered) -> None:
-        """Report what became of members that were to be frozen or resumed; one that can do neither is lost."""
+        """Report whether members were frozen or resumed. A member that is broken is lost, and is ended."""
         for name, now, why in event.items:
             member = self.held.get(name)
             if member is None or member.phase not in ("running", "ending"):
@@ -367,7 +366,7 @@ class MemberTable:
             self._freeze(member, False)
 
     def on_metered(self, event: Metered) -> None:
-        """Add up what members use of their devices."""
+        """Add to the members' use of their devices."""
         for name, gpu_ms, mib_ms in event.items:
             member = self.held.get(name)
             if member is not None:
@@ -391,7 +390,7 @@ class MemberTable:
             member.notice_s = min(notice_s, member.notice_s)
             self.commands.append(EndMember(member, member.grace_s, why, member.notice_s))
 
-    # ------------------------------------------------------------------------------------------ what the drivers say
+    # -------------------------------------------------------------------------------------- reports of the drivers
 
     def on_started(self, event: Started) -> None:
         held, outbox = self.held, self.outbox
@@ -399,7 +398,7 @@ class MemberTable:
             member = held.get(name)
             if member is None or member.phase not in ("starting", "ending"):
                 continue
-            if member.phase == "starting":  # or else it was asked to end before its start was reported
+            if member.phase == "starting":  # otherwise it was asked to end before its start was reported
                 member.phase = "running"
             if name[:3] in self._suspects:
                 self._suspects[name[:3]] = self._now
@@ -414,7 +413,7 @@ class MemberTable:
             self._exited(name, code, start_failed(why))
 
     def on_not_started(self, event: NotStarted) -> None:
-        """Report it as if the pool had refused it: the leader tries again, without counting a retry."""
+        """Report these members as refused: the leader places them again, and this costs no retry."""
         for name, why in event.items:
             member = self.held.get(name)
             if member is None or member.phase not in ("starting", "ending"):
@@ -450,7 +449,8 @@ class MemberTable:
     def restore(self, event: Restored) -> None:
         """Take over the members of an earlier agent.
 
-        Facts that it had not yet journalled are lost. So report again what the ledger may lack; what it has, it drops.
+        Facts that the earlier agent had not journalled are lost. So report all facts that the ledger may lack; the
+        leader drops those that it has.
         """
         facts = self.outbox.gathered
         facts += event.facts
@@ -473,7 +473,7 @@ class MemberTable:
         for guest in unfounded(list(self.held.values())):
             self._end_member(guest, 0.0, LOST)
 
-    # ------------------------------------------------------------------------------------------ are its devices free?
+    # ----------------------------------------------------------------------------------- the devices after the end
 
     def _await_free(self, member: Member) -> None:
         member.left = slots_of_guests(self.held.values(), member) if member.slots else frozenset()
@@ -490,7 +490,7 @@ class MemberTable:
         return min((member.probe_at_s for member in self._freeing.values()), default=NEVER_S)
 
     def probe(self) -> None:
-        """Look again at the devices whose time for it has come."""
+        """Check the devices again whose next check is due."""
         due = [member for member in self._freeing.values() if self._now >= member.probe_at_s]
         if due:
             for member in due:
@@ -513,13 +513,13 @@ class MemberTable:
             member.probe_at_s = self._now + (PROBE_QUARANTINED_S if member.quarantined else PROBE_S)
 
     def on_said_well(self, event: SaidWell) -> None:
-        """An operator says that these slots are free: the members on them are over, whatever this worker can see."""
+        """Count the members on these slots as ended: an operator states that the slots are free."""
         slots = set(event.slots)
         for member in [member for member in self.held.values() if member.quarantined]:
             if not set(member.quarantined) <= slots:
                 continue
             if member.phase != "exited":
-                over = f"{member.name} cannot be ended: over by an operator's word"
+                over = f"{member.name} cannot be ended; it counts as ended, because an operator released its GPUs"
                 self.commands.append(Log("warning", "said-over", over))
                 member.phase = "exited"
                 member.code, member.why = CODE_LOST, "lost"
@@ -538,10 +538,10 @@ class MemberTable:
         self.commands.append(Release([member]))
         self._remove(member, "exited", member.code, member.why)
 
-    # --------------------------------------------------------------------------------------------- what is left behind
+    # ----------------------------------------------------------------------------------- members that have ended
 
     def _remove(self, member: Member, kind: FactKind, code: int, detail: str) -> None:
-        """A held member is over: remove it from the table, and remember it as a tombstone."""
+        """Remove a member that has ended from the table, and keep a tombstone of it."""
         self._unhold(member)
         self._enter(member, "over")
         for owner in beside(self.held.values(), member) if member.place.guest else ():
@@ -555,7 +555,7 @@ class MemberTable:
         self._on_member_over()
 
     def forget_through(self, no: int) -> None:
-        """Frame `no` is in the ledger (0: the join), so drivers may forget the members whose end it reported."""
+        """Have drivers forget the members whose ends are in the ledger: up to frame `no`, or in the join for 0."""
         forget: list[Member] = []
         while self._to_forget and self._to_forget[0][0] <= no:
             forget.append(self._to_forget.popleft()[1])
@@ -563,9 +563,9 @@ class MemberTable:
             self.commands.append(Forget(forget))
 
     def start_join(self) -> tuple[list[Fact], list[Held]]:
-        """Return what goes into a join: all facts that were not acknowledged, and the members that are held.
+        """Return the content of a join: all unacknowledged facts, and the held members.
 
-        The tombstones are cleared, as the join reports all ends so far.
+        The tombstones are cleared, because the join reports all ends so far.
         """
         facts = self.outbox.start_join()
         self.tombstones.clear()
@@ -579,7 +579,7 @@ class MemberTable:
         member.phase = phase
 
     def validate(self) -> None:
-        """Raise `Defect` if the table contradicts itself."""
+        """Raise `Defect` if the table violates an invariant."""
         for name, member in self.held.items():
             if name != member.name or member.phase == "over":
                 raise Defect(f"{name} is held as {member.name} in phase {member.phase}")

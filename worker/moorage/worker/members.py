@@ -1,8 +1,8 @@
-"""Decide for a worker: its lease session, which members it has, and what to do next. A state machine without I/O.
+"""The worker's state machine: it keeps the lease session and the members, and decides what to do next. Without I/O.
 
-`handle(event, now)` returns commands and does nothing else: no await, socket, clock or randomness (after dask's
-`worker_state_machine`). All that the leader sends is level-triggered and idempotent by member: to place a member that
-is held, or that is over, changes nothing (H8, H10, H11). Only facts free a GPU in the ledger.
+`handle(event, now)` returns commands and has no other effect: no await, socket, clock or randomness (modelled on dask's
+`worker_state_machine`). The leader's orders are level-triggered and idempotent: to place a member that is held or has
+ended changes nothing (H8, H10, H11). Only facts free a GPU in the ledger.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ from moorage.worker.member_messages import (
 from moorage.worker.member_table import Defect, MemberTable
 from moorage.worker.tombstones import TOMBSTONES_MAX
 
-#: a worker id that is refused this many times longer than the leader's wait has a living owner
+#: if an id is refused for this many times the leader's wait, another living worker has it
 ID_FREE_AFTER: Final = 2
 
 
 class Members:
-    """The lease sessions of one worker, one after the other; its members are in `table`. Not thread-safe."""
+    """The state machine of one worker: its present lease session, and its members in `table`. Not thread-safe."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Members:
         self._join_holding: list[Held] = []
         self._leaving = False
         self._hello_changed = False  # since the last join was sent
-        #: the drivers whose members must be over before the next join, which takes over the others; None: all
+        #: drivers whose members must have ended before the next join (None: all drivers); it takes over the others
         self._to_clear: frozenset[str] | None = frozenset()
         self._refused_code = ""
         self._refused_since_s = 0.0
@@ -140,11 +140,11 @@ class Members:
     # ------------------------------------------------------------------------------------------------- entry point
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at `now` (CLOCK_BOOTTIME seconds) and return what to do."""
+        """Handle one event at `now` (CLOCK_BOOTTIME seconds), and return the commands to carry out."""
         self._now = now
         commands = self._commands = self.table.begin(now)
-        if now >= self.session.over_at_s:  # comes first: after a long stop, what was received is stale (H29)
-            self._session_over("the lease ran out unanswered")
+        if now >= self.session.over_at_s:  # checked first: after a long pause of the host, the event is stale (H29)
+            self._session_over("the lease ran out, because no renewal was answered")
         self._handlers[type(event)](event)
         return commands
 
@@ -159,11 +159,11 @@ class Members:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all members run, the leader knows it, and the session is only renewed."""
+        """Whether the worker only renews its session: all members run, and the leader has all facts."""
         all_run = all(member.phase == "running" for member in self.held.values())
         return all_run and self.session.phase == "live" and not self._leaving and self.outbox.is_empty
 
-    # ------------------------------------------------------------------------------------------------ what is wanted
+    # ------------------------------------------------------------------------------------------- the leader's orders
 
     def _on_wanted(self, frame: Wanted) -> None:
         session = self.session
@@ -175,9 +175,9 @@ class Members:
             return self._drop("other-session")
         if frame.reign < session.reign:
             return self._drop("lower-reign")
-        # A higher term counts only once an answer names it: the session's name is no secret on an open server, and one
-        # frame with a false term would make this worker ignore its leader for good.
-        for end in frame.end:  # ends first: an END and a PLACE of one member mean that it is over (H10)
+        # A higher term counts only once an answer names it. On an open server every client can know the session's name,
+        # and one frame with a false term would make this worker ignore its leader for good.
+        for end in frame.end:  # ends first: an END and a PLACE of the same member mean that it has ended (H10)
             self.table.end(end)
         if frame.well:
             self._commands.append(Well(frame.well, frame.well_n))
@@ -224,13 +224,13 @@ class Members:
                 return None
             session.reign = 0
         if frame.reign < session.reign:
-            # The join named the higher term, and the leader has put the session into the ledger all the same: it has
-            # heard this worker before, so the ledger is no older backup (H7), and the higher term was never one.
+            # The join named the higher term, and the leader has recorded the session all the same. The ledger knows
+            # this worker, so it is not an older backup (H7). So no leader ever had the higher term.
             self._log(
                 "warning",
                 "false-term",
-                f"the leader of term {frame.reign} has taken this worker in, which had followed term {session.reign}:"
-                " that was no leader's",
+                f"the leader of term {frame.reign} has accepted this worker, which had followed term {session.reign}:"
+                " no leader ever had that term",
             )
         session.ledger = frame.ledger
         session.joined(frame)
@@ -269,9 +269,9 @@ class Members:
         if code == "session-over":
             self._session_over("the leader says that it is over")
         elif code == "gap":
-            # the ledger lacks a frame that was acknowledged, as one that was restored from a backup does: begin a new
-            # session with what is held here
-            self._log("warning", code, "the ledger lacks reports that it had acknowledged: joining anew with what runs")
+            # the ledger lacks an acknowledged frame, probably because it was restored from a backup: begin a new
+            # session with the held members
+            self._log("warning", code, "the ledger lacks reports that it had acknowledged: a new session begins")
             session.lost(keeps=True)
             self._to_clear = frozenset()
             self._join_if_clear()
@@ -280,7 +280,7 @@ class Members:
         return None
 
     def _give_up_if_in_vain(self, problem: Problem) -> None:
-        """Give up if another worker keeps the id: a lost one would have freed it by now. Never with members."""
+        """Give up if another worker keeps the id: a lost worker would have freed it by now. Never with members."""
         again_s = problem.retry_after_s
         waited_s = self._now - self._refused_since_s
         if problem.code == "worker-id-in-use" and again_s and waited_s > ID_FREE_AFTER * again_s and not self.held:
@@ -291,9 +291,9 @@ class Members:
             return self._drop("other-version")
         if frame.reign < self.session.reign:
             if self.session.phase == "live":
-                self._renew()  # names the later term: a leader on an older backup of the ledger must learn of it (H7)
+                self._renew()  # it names the later term: a leader with an older backup of the ledger must see it (H7)
             return self._drop("lower-reign")
-        # it names no session, so any client may have sent it: the term counts once a leader answers what is sent now
+        # a roll call names no session, so any client may have sent it: its term counts only once a leader answers
         self._commands.append(SayHello())
         if self.session.phase == "live":
             self.outbox.hurry(self._now)
@@ -313,13 +313,13 @@ class Members:
             self._drop("answer-not-awaited")
 
     def _reign_holds(self, reign: int) -> bool:
-        """Return whether an answer is of the highest known term or a higher one, which becomes the highest."""
+        """Return whether an answer is of the highest known term or a higher one, and remember the higher one."""
         if reign < self.session.reign:
             self._drop("lower-reign")
             self._log(
                 "warning",
                 "lower-reign",
-                f"dropped an answer of term {reign}: an answer of term {self.session.reign} was here before",
+                f"dropped an answer of term {reign}: an answer of term {self.session.reign} was received before",
             )
             return False
         self.session.reign = reign
@@ -336,7 +336,7 @@ class Members:
         )
 
     def _session_over(self, why: str) -> None:
-        """End all members that may not outlive a partition; the next join follows once they are proven gone."""
+        """End all members that may not outlive a partition. The next join follows once it is proven that they ended."""
         grace_s = self.session.grace_s
         self.session.lost()
         self._to_clear = None
@@ -373,10 +373,10 @@ class Members:
             self._on_strays_over(StraysOver())
 
     def _on_replaced(self, event: Replaced) -> None:
-        """Take that a driver's supervisor died: the new one reports the ends of its members, then a new session begins.
+        """Handle the death of a driver's supervisor. The new one reports its members' ends; then a new session begins.
 
-        Members of the driver that were not started yet were unknown to the supervisor, so they are ended here. Those
-        of other drivers run on, and the new session takes them over.
+        The supervisor did not know the driver's members that were not started yet, so they are ended here. Members of
+        other drivers run on, and the new session takes them over.
         """
         session, driver = self.session, event.driver
         if session.phase != "left":
@@ -384,11 +384,11 @@ class Members:
                 self._to_clear = frozenset()
             if self._to_clear is not None:
                 self._to_clear |= {driver}
-            if session.phase != "restoring":  # while restoring, no join is sent before the unknown members are over
+            if session.phase != "restoring":  # while restoring, no join is sent before the unknown members have ended
                 session.lost(keeps=self._to_clear is not None)
             self.table.supervisor_died(driver)
             self.table.end_claimed(driver, "supervisor-died")
-            text = f"the supervisor of the driver {driver} died, its jobs with it; joining anew once all is clear"
+            text = f"the supervisor of the driver {driver} died, its jobs with it; a new session begins once they ended"
             self._log("error", "supervisor-died", text)
             self._join_if_clear()
 
@@ -400,21 +400,21 @@ class Members:
         self.table.on_idle(event, reports=self.session.level >= IDLE_LEVEL)
 
     def _on_freeze_due(self, event: FreezeDue) -> None:
-        """Report members that run without use of their devices: the leader orders that they are frozen."""
+        """Report running members that do not use their devices. The leader then orders to freeze them."""
         for name, seconds in event.items if self.session.level >= FREEZE_LEVEL else ():
             member = self.held.get(name)
             if member is not None and member.phase == "running" and not member.frozen and not member.freezing:
                 self.outbox.gathered.append(Fact("freeze-due", *name, seconds))
 
     def _on_resume_due(self, event: ResumeDue) -> None:
-        """Report frozen members that are to be used again: the leader orders that they run on."""
+        """Report frozen members that need their devices again. The leader then orders to resume them."""
         for name in event.names:
             member = self.held.get(name)
             if member is not None and member.phase == "running" and member.frozen and not member.freezing:
                 self.outbox.gathered.append(Fact("resume-due", *name))
 
     def _on_hello_changed(self, event: HelloChanged) -> None:
-        """Send hello, and begin a session that puts it into the ledger. Running members run on."""
+        """Send the new hello, and begin a session that records it in the ledger. Running members run on."""
         self._commands.append(SayHello())
         self._hello_changed = True
         self._join_anew()
@@ -468,7 +468,7 @@ class Members:
         self._commands.append(Log(level, code, text))
 
     def validate(self) -> None:
-        """Raise `Defect` if the state contradicts itself. Cheap enough to run in production after every turn."""
+        """Raise `Defect` if the state violates an invariant. Cheap enough to run in production after every turn."""
         self.table.validate()
         session = self.session
         if session.phase == "live" and not session.session:

@@ -194,7 +194,7 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
 
 
 def contained_failures(contained: dict[str, Any]) -> Check:
-    """What the leader has failed on since it leads, and what it does without."""
+    """Return the check of the inputs that made the leader fail, and of what it has switched off because of them."""
     counts: dict[str, int] = contained["counts"]
     told = [
         ("takes one event at a time, because schedulers before it died", contained["safe_mode"]),
@@ -204,7 +204,7 @@ def contained_failures(contained: dict[str, Any]) -> Check:
     ]
     doing = [text for text, is_so in told if is_so]
     if not counts and not doing:
-        return Check("failures", "ok", "the leader has failed on no input")
+        return Check("failures", "ok", "no request or report has made the leader fail")
     failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
     found = "; ".join([f"the leader failed on some input ({failed_on})" if counts else "the leader", *doing])
     if "last" in contained:

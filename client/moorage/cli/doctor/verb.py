@@ -25,7 +25,8 @@ def doctor(
 ) -> int:
     """Check this host, the server, the permissions and the scheduler; exit code 1 if something fails.
 
-    `warn` is what a worker or an operator would miss here; a submitter's machine may do well without it.
+    `warn` marks what a worker or an operator needs and this host lacks; a machine that only submits jobs may do
+    without.
     """
     if example:
         from moorage.cli.framework.settings import example_file

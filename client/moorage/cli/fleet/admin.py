@@ -29,10 +29,10 @@ def hold(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Keep waiting jobs from being placed; what runs goes on.
+    """Keep waiting jobs from being placed; running attempts go on.
 
-    The time limits of a held job keep counting, so it may expire. A held job that runs is not tried again while it is
-    held; to take it off its GPUs, hold it and then requeue it.
+    The time limits of a job on hold keep counting, so it may expire. If a job on hold is running, a failed attempt is
+    not tried again during the hold. To take the job off its GPUs, hold it and then requeue it.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -53,7 +53,7 @@ def hold(
 
 def _held(done: Done) -> str:
     goes_on = f", {many(done.members, 'replica')} of it {_goes(done.members)} on" if done.members else ""
-    return f"{_now('held', done)}{_by(done.hold)}, was {done.state}{goes_on}"
+    return f"{_now('held', done)}{_by(done.hold)}, is {done.state}{goes_on}"
 
 
 def release(
@@ -68,10 +68,10 @@ def release(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Undo hold; or put GPUs of a worker back to use that failed or did not come back free.
+    """Undo hold; or return a worker's GPUs to use, after they failed or kept memory of an ended job.
 
-    After the queue is released, jobs that were held one by one stay held. A GPU whose own readings still show a fault
-    is taken out of use again at once.
+    After the queue is released, jobs that were held one by one stay on hold. A GPU whose own readings still show a
+    fault is taken out of use again at once.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -105,10 +105,10 @@ def requeue(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """End running jobs, within their grace, and have them wait for a new attempt.
+    """End running jobs, within their grace, and queue them for a new attempt.
 
-    This costs no retry. A replica that is kept through a partition (LOST_KEPT) waits again at once: with this command
-    you say that it no longer runs.
+    This costs no retry. A replica of a lost worker (LOST_KEPT) is queued again at once: with this command you state
+    that it no longer runs there.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -128,11 +128,11 @@ def freeze(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Have running jobs stand still, with the memory of their GPUs in their hosts' RAM.
+    """Suspend running jobs, and move their GPU memory to their hosts' RAM.
 
-    A job is FROZEN once its worker has reported it. It keeps its GPUs, and its time limits keep counting. What cannot
-    be frozen runs on, and show tells why. It needs NVIDIA's driver 570 or newer, and RAM for all of the job's GPU
-    memory; gangs, clients of MPS and jobs in containers are not frozen.
+    A job is FROZEN once its worker has reported it. It keeps its GPUs, and its time limits keep counting. A job that
+    cannot be frozen runs on, and show has the reason. A freeze needs NVIDIA's driver 570 or newer, and RAM for all of
+    the job's GPU memory. Gangs, clients of MPS and jobs in containers cannot be frozen.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -154,9 +154,9 @@ def resume(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Undo freeze: frozen jobs run on where they stood.
+    """Undo freeze: frozen jobs continue where they were suspended.
 
-    A job whose memory cannot be put back is lost, and is tried again as after a lost worker.
+    If a job's memory cannot be put back, its attempt is lost. The job is tried again, as after a lost worker.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -177,7 +177,7 @@ def priority(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Give jobs a priority in place of their requests'."""
+    """Change the priority of jobs. It replaces the priority of their requests."""
 
     async def work(client: AsyncClient) -> int | None:
         await _each(client, jobs, lambda name: client.admin.priority(name, to, why=why), options, _prioritized)
@@ -197,11 +197,12 @@ def resize(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Give jobs another part of the GPUs that they share.
+    """Change the part of shared GPUs that jobs have.
 
-    It is refused where the other sharers leave no room. What runs takes it at once where the worker has its limiter on,
-    and with its next attempt under an MPS daemon of the worker; else it is only counted. The guard of memory ends an
-    attempt that holds more than its new part. What the job gets later has the new part.
+    The change is refused if the other sharers leave no room for it. A running attempt takes it at once if the worker
+    has its limiter on. Under an MPS daemon of the worker, the next attempt takes it. Otherwise the scheduler only
+    counts the new part. The worker's memory guard ends an attempt that uses more memory than its new part. Later
+    attempts of the job have the new part.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -242,7 +243,7 @@ def limit(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Limit what a tenant may have: GPUs leased at once, jobs that are not over.
+    """Limit a tenant: the number of GPUs leased at once, the number of jobs that have not ended.
 
     Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and the
     durable queue waits. What already exceeds a new limit goes on. To let none of a tenant's jobs start, hold its queue:
@@ -291,7 +292,7 @@ def share(
 def tenants(*, options: RowOptions = ROWS) -> int:
     """Tenants with jobs, leases, holds, limits or shares; those with most GPUs first.
 
-    USED is what a tenant used recently, as a number of GPUs in constant use; it is counted once any tenant has a share.
+    USED is a tenant's recent use, as a number of GPUs in constant use. It stays 0 until the first tenant gets a share.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -42,9 +42,9 @@ def audit(
 ) -> int:
     """Compare the ledger with what each worker says that it holds, and its devices with its leases.
 
-    Each worker looks at its devices when it is asked: for processes and memory where nobody has a lease, and for leased
-    devices that do not answer. All are asked twice, two renewals apart: only what both looks show is drift. The exit
-    code is 10 if there is any.
+    Each worker checks its devices: are there processes or memory in use without a lease, and do all leased devices
+    answer? The audit runs twice, two renewals apart. A difference counts as drift only if both runs find it. The exit
+    code is 10 if there is drift.
     """
 
     async def work(client: AsyncClient) -> int | None:

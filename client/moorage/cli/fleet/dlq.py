@@ -30,8 +30,7 @@ BODY_BYTES_MAX: Final = 64 * 1024
 def list_letters(*, options: RowOptions = ROWS) -> int:
     """Queued requests that could not be read or were refused, oldest first; of one tenant with --tenant.
 
-    Nobody waits for an answer to what is published to the queue, so refused requests are kept here: for 30 days, and at
-    most 100,000.
+    The sender of a queued request gets no answer. So refused requests are kept here: for 30 days, and at most 100,000.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -70,7 +70,7 @@ def restore(
 
     The new ledger has another id, and workers accept it because it was restored: jobs that they run go on if the backup
     knows them, and are ended if it does not. What was accepted since the backup is lost: its senders must send it
-    again. Nothing is placed until every worker was heard, or is lost because its lease is over.
+    again. Nothing is placed until every worker has reported, or has lost its lease.
 
     With another number of copies, a backup and its restore take a ledger from one server to three, or back.
     """
@@ -113,10 +113,11 @@ def feature_level(
     why: Annotated[str, Parameter(help="For the ledger.")] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Show who leads and who stands by, and which records the ledger may have; or raise that level.
+    """Show the leader, the standbys and the ledger's feature level; or raise that level.
 
-    Raising the level is the last step after an upgrade of every scheduler: from then on, what is new in the release is
-    used. A scheduler that does not know the level stops. The level is never lowered, so keep a backup from before.
+    The level says which records the ledger may have. Raise it as the last step after an upgrade of every scheduler:
+    from then on the schedulers use the new features of the release. A scheduler that does not know the level stops. The
+    level is never lowered, so make a backup before.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -62,7 +62,7 @@ def nats_config(
 ) -> int:
     """Write nats-server's configuration for these tenants, workers and people, with a key and a nats context for each.
 
-    Run it again with more names: configuration and contexts are written anew, keys and certificates are kept. Each
+    Run it again with more names: configuration and contexts are written again, keys and certificates are kept. Each
     tenant has an account, and the ledger has one that only schedulers use. The permissions come from the same table as
     docs/reference/permissions.md.
     """

@@ -47,10 +47,11 @@ def up(
 ) -> int:
     """Server, scheduler and worker on this machine, in one command.
 
-    Other commands find it when they are run in the same folder. A moorage.toml there is read, and that is said. Ctrl-C
-    ends everything, running jobs included: SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder
-    goes on from there: what waited waits, and what ran is tried again if retries are left, and is otherwise FAILED,
-    "its worker was stopped". A part that dies is started again; after six times within a minute, everything ends.
+    Other commands find it if they run in the same folder. If the folder has a moorage.toml, it is read, and a line says
+    so. Ctrl-C ends everything, running jobs included: SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the
+    same folder continues from it. Waiting jobs still wait. Jobs that ran are tried again if they have retries left;
+    else they are FAILED, "its worker was stopped". A process that dies is started again; after six times within a
+    minute, everything ends.
     """
     gc.enable()
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options, restore)))

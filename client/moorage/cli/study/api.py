@@ -30,7 +30,7 @@ def api(
 ) -> int:
     """Send one frame of the protocol, and print its answer as it comes.
 
-    The frame goes to moorage.api.TENANT.VERB or moorage.admin.VERB, once: where nobody answers it is not sent again.
+    The frame goes to moorage.api.TENANT.VERB or moorage.admin.VERB. It is sent once; without an answer, not again.
     docs/protocol.md says which verbs there are and what each takes. An error exits with the code that other verbs have
     for it.
     """

@@ -1,1 +1,1 @@
-"""Following jobs: one merge of what is said of a job, one place that decides where it comes from, and views of both."""
+"""Follow jobs: receive their events and output, merge them, and ask the leader for what was missed."""

@@ -1,4 +1,4 @@
-"""The output of one job, put together from the pieces of its streams."""
+"""Collect the output of one job from the pieces of its streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moorage.client.follow.ports import Reads
 from moorage.client.follow.result import Result, decided
 from moorage.schemas.frames import ResultLine, StreamName
 
-#: characters kept of each stream of each replica; of more, the beginning is let go
+#: most characters kept of each stream of each replica; if there are more, the first ones are dropped
 STREAM_CHARS_MAX: Final = 16 * 1024 * 1024
 
 
@@ -22,7 +22,7 @@ class _Stream:
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
         self.texts: deque[str] = deque()
-        self.sizes: deque[int] = deque()  # of each in bytes, as they were written
+        self.sizes: deque[int] = deque()  # the size of each text in bytes, as the job wrote it
         self.chars = 0
         self.expected = 0
         self.lost = 0
@@ -39,13 +39,13 @@ class _Stream:
             self.lost += self.sizes.popleft()
 
 
-#: the end of the output that a failure carries
+#: bounds of the last lines of output that `JobFailed` has
 TAIL_LINES: Final = 20
 TAIL_CHARS_MAX: Final = 16 * 1024
 
 
 class Tail:
-    """The end of all pieces that it takes, in the order in which they come."""
+    """Keeps the end of a job's output: the pieces in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._texts: deque[str] = deque()
@@ -58,14 +58,14 @@ class Tail:
             self._chars -= len(self._texts.popleft())
 
     def take_of(self, results: dict[str, ResultLine], result: Result) -> None:
-        """Take what was sent of the member that decided how a function ended."""
+        """Add the last lines that were sent with the result of a handler: of the attempt that decided the job's end."""
         last = decided(result.changes, result.state)
         line = None if last is None else results.pop(f"{result.job}.{last.replica}.{last.fence}", None)
         if line is not None:
             self._texts.append(line.tail)
 
     async def or_kept(self, reads: Reads, result: Result) -> str:
-        """Return the last lines; where nothing was taken, those that the worker keeps of the member that decided."""
+        """Return the last lines. If no piece arrived, read them from the worker of the attempt that decided the end."""
         text = "".join(self._texts)[-TAIL_CHARS_MAX:]
         last = decided(result.changes, result.state)
         if not self._texts and last is not None and last.code is not None:
@@ -74,7 +74,7 @@ class Tail:
 
 
 class Captured:
-    """Takes pieces as they come. Of a replica that was tried again only the newest attempt is kept."""
+    """Collects pieces as they arrive. If a replica was tried again, only its newest attempt is kept."""
 
     def __init__(self) -> None:
         self._streams: dict[tuple[int, StreamName], _Stream] = {}
@@ -88,10 +88,10 @@ class Captured:
             stream.add(piece)
 
     def text(self, name: StreamName) -> str:
-        """Everything heard of the stream `out` or `err`, replica by replica."""
+        """Return what was received of the stream `out` or `err`, replica by replica."""
         return "".join("".join(self._streams[key].texts) for key in sorted(self._streams) if key[1] == name)
 
     @property
     def lost_bytes(self) -> int:
-        """Bytes known to be missing: gaps between the pieces, and what was over the bound."""
+        """Bytes known to be missing: gaps between the pieces, and what exceeded the bound."""
         return sum(stream.lost for stream in self._streams.values())

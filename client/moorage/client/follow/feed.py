@@ -1,13 +1,13 @@
 """One subscription to the tenant's event frames for all jobs that a client follows.
 
-A job's own subject costs the leader and the server a message for every change, and this process a subscription and a
-question for what was before. The frame of each tick goes to the tenant's subject in any case. A client therefore
-listens to that subject
+A job's own subject costs the leader and the server a message for every change. It costs this process a subscription,
+and a request for earlier events. The leader sends each tick's events to the tenant's subject in any case. A client
+therefore subscribes to that subject
 
 - while it follows many jobs or waits for them, and
-- while it lingers: for some seconds after it ran a job, or awaited the result of one of its own. It then hears the jobs
-  that it submits next from their first event on, so their results need no question. It does not linger where nearly
-  all events are of other clients' jobs.
+- while it lingers: for some seconds after it ran a job, or awaited the result of a job that it submitted. It then
+  receives all events of the jobs that it submits next, and needs no request for their results. It does not linger if
+  nearly all events are of other clients' jobs.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, Events, ResultLine, Results
 
-#: how long a client goes on listening after it awaited a result
+#: how long a client stays subscribed after it awaited a result
 LINGER_S: Final = 5.0
-#: so many events of other jobs for each of its own are worth decoding, and so many without any
+#: a client stops lingering after OTHERS_FREE events of other clients' jobs, and OTHERS_PER_OWN more for each of its own
 OTHERS_PER_OWN: Final = 32
 OTHERS_FREE: Final = 5_000
-#: it does not linger for so long after it received more than that
+#: after that it does not linger for this long
 CROWDED_OUT_S: Final = 60.0
-#: results that were received and not asked for yet; of more, the oldest are let go and can still be read
+#: most received results that wait for their readers; the oldest are dropped first, and can be read from the bucket
 RESULTS_MAX: Final = 4096
-#: transitions that are kept of a submitted job that is not followed yet
+#: most transitions that are kept of a submitted job that is not followed yet
 HELD_MAX: Final = 64
 
 _decode_results: Final[Decoder[Results]] = Decoder(Results, from_leader=True)
@@ -48,17 +48,17 @@ class Listener(Protocol):
     def hear(self, event: Event) -> None: ...
 
     def refresh(self) -> None:
-        """Something may have been missed."""
+        """Note that events may have been missed."""
 
 
 def check_permitted(subscription: Subscribed) -> None:
-    """Raise `NotPermitted` if the server has refused it, as far as that is known from its answers."""
+    """Raise `NotPermitted` if the server has refused this subscription, as far as that is known by now."""
     if subscription.refused is not None:
         raise NotPermitted(subscription.refused.problem)
 
 
 class Feed:
-    """Subscribed while there is a listener, and while the client lingers."""
+    """The subscription to the tenant's events: it exists while there is a listener, and while the client lingers."""
 
     def __init__(self, asks: Asks) -> None:
         self._asks = asks
@@ -67,7 +67,7 @@ class Feed:
         self._listeners: dict[str, list[Listener]] = {}
         self._expected: weakref.WeakValueDictionary[str, Story] = weakref.WeakValueDictionary()
         self._subscription: Subscribed | None = None
-        #: by name: small results of the jobs that are followed here, as they were sent to all
+        #: by name: small results of jobs that are followed here, from the subject for all results of the tenant
         self.results: dict[str, ResultLine] = {}
         self._results: Subscribed | None = None
         self._changing = asyncio.Lock()  # one task subscribes or unsubscribes at a time
@@ -75,14 +75,14 @@ class Feed:
         self._lingers_not_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._own = self._others = 0  # events since it lingers
+        self._own = self._others = 0  # events since the client began to linger
 
     # -- listeners
 
     async def join(self, jobs: Iterable[str], listener: Listener) -> None:
-        """From now on call `listener` with each event of these jobs.
+        """Call `listener` with each event of these jobs from now on.
 
-        Raises `NotPermitted`; where the client lingers, `check_permitted` does so after the next answer.
+        Raises `NotPermitted`. If the client lingers, `check_permitted` raises it instead, once a request was answered.
         """
         names = list(jobs)
         for job in names:
@@ -98,7 +98,7 @@ class Feed:
             raise
 
     async def leave(self, jobs: Iterable[str], listener: Listener) -> None:
-        """Undo `join` with the same arguments. The last one ends the subscription, unless the client lingers."""
+        """Undo `join` with the same arguments. Without listeners the subscription ends, unless the client lingers."""
         self._remove(jobs, listener)
         if not self._listeners and not self._lingers_until_s:
             await self._end()
@@ -124,17 +124,19 @@ class Feed:
 
     @property
     def lingers(self) -> bool:
-        """Whether jobs that are submitted now are heard from their first event on."""
+        """Whether the client receives all events of jobs that it submits now."""
         return bool(self._lingers_until_s) and self._subscription is not None and not self.is_refused
 
     @property
     def has_results(self) -> bool:
-        """Whether small results of the jobs that are submitted now are received."""
+        """Whether the client receives small results of jobs that it submits now."""
         return self.lingers and self._results is not None and self._results.refused is None
 
     async def linger(self, *, results: bool = False) -> None:
-        """Listen for the next LINGER_S, with `results` to those of functions as well; the server knows of it before
-        anything that is sent next."""
+        """Stay subscribed for the next LINGER_S; with `results`, also to the results of handlers.
+
+        The server subscribes the client before it handles what the client sends next.
+        """
         now_s = self._loop.time()
         if self.is_refused:
             self._lingers_not_until_s = math.inf
@@ -155,35 +157,35 @@ class Feed:
                     self._results = await self._asks.subscribe_ahead(subject, self._on_results)
 
     def expect(self, job: str) -> Story | None:
-        """Return the story of a job that is submitted next, merged from now on for as long as the caller holds it.
+        """Return the story of a job that is submitted next. Events are merged into it while the caller references it.
 
-        None where the client does not linger.
+        None if the client does not linger.
         """
         if not self.lingers:
             return None
-        if (before := self._expected.get(job)) is not None:  # submitted twice: from now on the new story is merged
+        if (before := self._expected.get(job)) is not None:  # submitted twice: events go to the new story from now on
             before.is_stale = True
         story = self._expected[job] = Story(job)
         return story
 
     def is_followed(self, story: Story) -> None:
-        """A listener merges the events of this story from now on."""
+        """Stop merging events into this story: a listener does it from now on."""
         if self._expected.get(story.job) is story:
             del self._expected[story.job]
 
     def refresh(self) -> None:
-        """Something may have been missed of the jobs that are not followed yet."""
+        """Mark the stories of jobs that are not followed yet as stale: events may have been missed."""
         for story in self._expected.values():
             story.is_stale = True
 
     def close(self) -> None:
-        """The client is closed, and its subscriptions with it."""
+        """End the timer. The client is closed, and its subscriptions with it."""
         if self._timer is not None:
             self._timer.cancel()
         self.refresh()
 
     def _end_lingering(self) -> None:
-        """Stop listening, unless `linger` was called meanwhile or there are listeners."""
+        """Stop lingering, unless `linger` was called meanwhile. Unsubscribe if there are no listeners."""
         self._timer = None
         if self._loop.time() < self._lingers_until_s:
             self._timer = self._loop.call_at(self._lingers_until_s, self._end_lingering)
@@ -211,7 +213,7 @@ class Feed:
         try:
             lines = _decode_results(delivery.data).results
         except Refused:
-            return  # they can be read
+            return  # the results can be read from the bucket
         for line in lines:
             job = line.result.partition(".")[0]
             if job in self._listeners or job in self._expected:
@@ -237,7 +239,7 @@ class Feed:
             if following is not None:
                 for listener in following:
                     listener.hear(event)
-            if story is not None:  # also of a job that is followed: the result comes from this story
+            if story is not None:  # even if the job is followed: its result is taken from this story
                 if len(story.changes) < HELD_MAX:
                     story.take(event)
                 else:

@@ -1,7 +1,7 @@
-"""Waits for many jobs of one tenant at once: their ends are taken from the tenant's frames.
+"""Wait for many jobs of one tenant at once, by the events in the tenant's frames.
 
-It listens first, then asks for the state of each job. Frames may be lost, so after a reconnection or a long silence it
-asks again, for some jobs at a time. Only the end of a job counts here: a gap before it is not repaired.
+It subscribes first, then asks for the state of each job. Frames may be lost, so after a reconnection or a long silence
+it asks again, for some jobs at a time. Only the end of a job matters here: an earlier gap is not repaired.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from moorage.schemas.frames import Answer, Event
 from moorage.schemas.job import TERMINAL
 
 SHOWS_AT_ONCE: Final = 64
-#: so many jobs or more are asked for with `ls`, and only after a moment in which most may end by themselves
+#: the states of this many jobs or more (a crowd) are read by `ls`, after a delay in which most jobs may end
 CROWD: Final = 16
-#: names in one `ls`: some 2 ms of the leader's time
+#: most names in one `ls`: its cost for the leader is small
 LISTED_MAX: Final = 250
 #: a crowd is asked for after its first silence of QUIET_S, after FIRST_ASK_S at the latest
 QUIET_S: Final = 0.05
 FIRST_ASK_S: Final = 1.0
-#: after a later silence only so many are asked for: all jobs of a large crowd get their turn
+#: after a later silence this many jobs are asked for; after the next silence, the next ones
 REPAIR_JOBS_MAX: Final = 250
 
 H = TypeVar("H")
@@ -37,25 +37,23 @@ J = TypeVar("J", bound=Seen)
 
 
 def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
-    """Yield these handles as they come. Raises TypeError for anything that is no handle of this kind of client."""
+    """Yield these handles. Raises TypeError for anything but a handle of this kind of client."""
     if isinstance(jobs, kind):
-        raise TypeError(f"several jobs are waited for here: a list of them; {jobs!r} by itself: job.result()")
+        raise TypeError(f"give a list of jobs; to wait for {jobs!r} alone, use job.result()")
     for job in jobs:
         if isinstance(job, kind):
             yield job
         elif isinstance(job, list | tuple):
             raise TypeError(
-                f"a {type(job).__name__} is no {kind.__name__}: gather takes them one by one, gather(*jobs)"
+                f"a {type(job).__name__} is no {kind.__name__}: gather takes jobs as arguments, gather(*jobs)"
             )
         else:
             made = f"job({job!r})" if isinstance(job, str) else "job(id)"
-            raise TypeError(
-                f"{job!r} is no {kind.__name__}: name jobs by their handles, as submit or {made} makes them"
-            )
+            raise TypeError(f"{job!r} is no {kind.__name__}: give handles of jobs, as submit or {made} returns them")
 
 
 class Gathering(Generic[J]):
-    """An async context manager; `over` yields each job once it is over, in the order in which they end."""
+    """An async context manager for the wait; `over` yields the jobs in the order in which they end."""
 
     def __init__(self, stories: Stories, jobs: Iterable[J]) -> None:
         every = {job.id: job for job in jobs}
@@ -91,7 +89,7 @@ class Gathering(Generic[J]):
         self._waiting.wake()
 
     def hear(self, event: Event) -> None:
-        """Merge an event, in the read path; at its end a job leaves the wait."""
+        """Merge an event, in the read path. A job that has ended leaves the wait."""
         job = self._left.get(event.job)
         if job is None:
             return
@@ -103,13 +101,13 @@ class Gathering(Generic[J]):
         job._saw(event)
         if event.state in TERMINAL:
             if story.has_gap and decided(story.all_changes(), event.state) is None:
-                self._unclear.add(event.job)  # the transition of the replica that decided it was missed: ask
+                self._unclear.add(event.job)  # the transition that decided the job's end was missed: ask for it
             else:
                 self._end(job, event.state, event.why, {})
             self._waiting.wake()
 
     async def over(self, timeout_s: float) -> AsyncIterator[J]:
-        """Raises `TimedOut` (the jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
+        """Yield each job as it ends. Raises `TimedOut` (jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
         began_s = asyncio.get_running_loop().time()
         ends_s = began_s + timeout_s
         crowd = len(self._left) >= CROWD
@@ -127,9 +125,9 @@ class Gathering(Generic[J]):
                 raise self._too_late(timeout_s) from None
 
     async def _step(self, silence_s: float) -> float:
-        """Wait for something to come, or ask for what is missing; return how long the next silence may be.
+        """Wait for an event, or ask for what is missing. Return how long the next silence may last.
 
-        Raises `Unreachable` only until the jobs were asked for once.
+        Raises `Unreachable` only until a first request for the jobs was answered.
         """
         loop = asyncio.get_running_loop()
         first = self._ask_by_s < inf
@@ -142,7 +140,7 @@ class Gathering(Generic[J]):
             if self._unclear:
                 unclear, self._unclear = list(self._unclear), set()
                 await self._show(unclear)
-                if not self._left.keys().isdisjoint(unclear):  # the answer was of a leader that was replaced
+                if not self._left.keys().isdisjoint(unclear):  # the answer came from a replaced leader
                     self._is_stale = True
                     await asyncio.sleep(RETRY_S)
             elif self._is_stale:
@@ -157,7 +155,7 @@ class Gathering(Generic[J]):
                         return silence_s
                     await self._ask(REPAIR_JOBS_MAX)
                     return REPAIR_S
-        except Unreachable:  # a takeover, or a server that restarts: the jobs go on meanwhile
+        except Unreachable:  # a takeover, or the server restarts: the jobs go on meanwhile
             if first:
                 raise
             self._is_stale = True
@@ -182,7 +180,7 @@ class Gathering(Generic[J]):
     # -- what is asked
 
     async def _ask(self, jobs_max: int) -> None:
-        """Ask for the state of up to `jobs_max` jobs: many with `ls`, and one by one those that it does not list."""
+        """Ask for the state of up to `jobs_max` jobs: a crowd by `ls`, and jobs that it does not list one by one."""
         rest = list(self._left)[:jobs_max]
         if len(rest) >= CROWD:
             listed: set[str] = set()
@@ -197,7 +195,7 @@ class Gathering(Generic[J]):
             await self._show([name for name in rest if name not in listed])
         else:
             await self._show(rest)
-        for name in rest:  # to the end of the queue: next time the others come first
+        for name in rest:  # move these to the end: the next time, the other jobs are asked for first
             if (one := self._left.pop(name, None)) is not None:
                 self._left[name] = one
 
@@ -210,7 +208,7 @@ class Gathering(Generic[J]):
                     self._take_shown(job, answer)
 
     def _take_shown(self, job: J, answer: Answer) -> None:
-        """Merge an answer of `show`, unless it is older than what was heard."""
+        """Merge an answer of `show`, unless it is older than the events that were received."""
         story = self._story(job.id)
         if story.knows_more_than(answer):
             return
@@ -223,7 +221,7 @@ class Gathering(Generic[J]):
         left = len(self._left)
         name = next(iter(self._left))
         return timed_out(
-            f"{left} of {self._count} jobs are not over after {timeout_s:g} s; they go on",
+            f"{left} of {self._count} jobs have not ended after {timeout_s:g} s; they go on",
             job=name,
-            next_step=f"moorage explain {name} says why the first of them is where it is",
+            next_step=f"moorage explain {name} says why the first of them has not ended",
         )

@@ -16,7 +16,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, FleetFrame
 
 FLEET_FRAMES_MAX: Final = 16
-#: frames of a tenant's events that wait to be taken; beyond it the oldest are dropped
+#: most frames of a tenant's events that wait for the reader; beyond it the oldest are dropped
 EVENTS_FRAMES_MAX: Final = 10_000
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
 async def fleet_frames(stories: Stories) -> AsyncGenerator[FleetFrame, None]:
-    """See `AsyncClient.fleet_frames`."""
+    """Yield the leader's frames of the fleet; see `AsyncClient.fleet_frames`."""
     async with contextlib.aclosing(
         _listen(stories, stories.asks.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
     ) as frames:
@@ -34,7 +34,7 @@ async def fleet_frames(stories: Stories) -> AsyncGenerator[FleetFrame, None]:
 
 
 async def tenant_events(stories: Stories) -> AsyncGenerator[Event, None]:
-    """See `AsyncClient.events`."""
+    """Yield the events of the tenant's jobs; see `AsyncClient.events`."""
     subject = stories.asks.subjects.events(stories.asks.tenant)
     async with contextlib.aclosing(_listen(stories, subject, decode_events, EVENTS_FRAMES_MAX)) as frames:
         async for frame in frames:
@@ -43,7 +43,7 @@ async def tenant_events(stories: Stories) -> AsyncGenerator[Event, None]:
 
 
 async def _listen(stories: Stories, subject: str, decode: Callable[[bytes], T], most: int) -> AsyncGenerator[T, None]:
-    """The frames on a subject; at most the newest `most` wait here. What cannot be decoded is skipped."""
+    """Yield the frames on a subject. The newest `most` frames wait for the reader; invalid frames are skipped."""
     waiting: deque[bytes] = deque(maxlen=most)
     some = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Reads stored output page by page from the worker that keeps it, and joins new output to it without gaps."""
+"""Read stored output page by page from the worker that keeps it, and join new output to it without gaps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from moorage.client.follow.ports import Reads
 from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, StreamName
 
 OVERLOADED_TRIES_MAX: Final = 50
-#: between two of these tries, where the worker does not say how long
+#: wait between two of these tries, if the worker sends no other
 OVERLOADED_WAIT_S: Final = 0.2
 STREAMS: Final[tuple[StreamName, ...]] = ("out", "err")
-#: bytes of an average line, to guess where a tail begins; if its lines are longer, earlier pages are read as well
+#: bytes of an average line, to guess where a tail begins; if the lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
 
 #: replica, attempt (None: the newest, where no number is known), stream
@@ -27,9 +27,9 @@ _Key = tuple[int, int | None, StreamName]
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
     """A piece of output: the bytes from `offset` up to `next` of one stream of a replica's attempt.
 
-    `text` is decoded with replacement; if the bytes are not UTF-8, `data` has them as they are. `end` marks the last
-    piece of a stream. A piece with `note` or `ports` is no output: what the worker does before the start, or where the
-    ports of a container are reached.
+    `text` is the decoded output; bytes that are not UTF-8 are replaced in it, and `data` then has the raw bytes. `end`
+    marks the last piece of a stream. A piece with `note` or `ports` is not output: `note` says what the worker does
+    before the start, `ports` has the addresses of a container's ports.
     """
 
     replica: int
@@ -45,12 +45,12 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
     @property
     def is_output(self) -> bool:
-        """Whether the job wrote it."""
+        """Whether the job wrote this piece, as opposed to a note of the worker."""
         return not self.note and not self.ports
 
     @property
     def behind(self) -> int:
-        """The offset after it, also for a worker that does not send `next`."""
+        """The offset of the byte after this piece. It is computed if the worker does not send `next`."""
         return self.next or self.offset + len(self.text.encode())
 
 
@@ -63,7 +63,10 @@ async def read_page(
     offset: int,
     limit: int = LOG_PAGE_BYTES_MAX,
 ) -> LogPage:
-    """Read one page; waits while the workers are asked too much. Raises `NoOutput`, `NotFound`, and as `show`."""
+    """Read one page of stored output. Retries while the worker is overloaded.
+
+    Raises `NoOutput`, `NotFound`, and what `show` raises.
+    """
     arguments: dict[str, Any] = {"job": job, "replica": replica, "stream": stream, "offset": offset, "limit": limit}
     if attempt is not None:
         arguments["attempt"] = attempt
@@ -79,16 +82,16 @@ async def read_page(
 
 
 def piece_of(page: LogPage) -> Piece:
-    """Return a page as a piece. Where what is kept was cut off, the stream goes on behind it: that is no end."""
+    """Return a page as a piece. If the stored output was cut off there, the piece does not count as the last one."""
     text = page.text if page.data is None else page.data.decode(errors="replace")
     end = page.over and not page.truncated
     return Piece(page.replica, page.attempt, page.stream, page.offset, text, end, page.next, page.data)
 
 
 async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
-    """Return the end of a member's output, stdout before stderr; "" of a stream that is not kept or not available.
+    """Return the end of an attempt's output, stdout before stderr; "" for a stream that is not available.
 
-    How the job ended is known by then, and is to be told in any case.
+    It raises no error: the caller reports how the job ended, with or without its output.
     """
 
     async def text_of(stream: StreamName) -> str:
@@ -101,8 +104,8 @@ async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, ch
 
 
 class _Stream:
-    """How far one stream was yielded: up to `at`, None before anything was read. `cut_at` is where what is kept of it
-    was cut off, `over` says that all of it was yielded."""
+    """How far one stream was yielded: up to the offset `at`, None if nothing was read yet. `cut_at` is the offset where
+    the stored output was cut off. `over` says that the whole stream was yielded."""
 
     __slots__ = ("at", "cut_at", "over")
 
@@ -112,8 +115,10 @@ class _Stream:
         self.over = False
 
     def wanted(self, until: int | None, tail: int | None) -> tuple[int, int]:
-        """Offset and length of the next page up to `until` (None: to the end), 0 for none. Of a stream of which nothing
-        was read and only a tail is wanted, the offset counts from its end."""
+        """Return offset and length of the next page up to `until` (None: to the end); length 0 if there is none.
+
+        If only a tail is wanted and nothing was read yet, the offset is negative and counts from the end.
+        """
         if self.at is None and tail is not None:
             length = min(max(tail, 1) * TAIL_LINE_BYTES, LOG_PAGE_BYTES_MAX)
             return -length, length
@@ -122,7 +127,7 @@ class _Stream:
         return offset, 0 if offset >= self.cut_at else length
 
     def take(self, page: LogPage, begin: int) -> Piece:
-        """What of a page is to be yielded, from the offset `begin` on."""
+        """Note that a page was read, and return the part of it from the offset `begin` on, to be yielded."""
         if page.truncated:
             self.cut_at = page.size
         piece = piece_of(page)
@@ -132,11 +137,11 @@ class _Stream:
 
 
 class Joiner:
-    """Joins stored and new output: knows how far each stream was yielded, and reads what is missing in between.
+    """Joins stored and new output: it tracks how far each stream was yielded, and reads what is missing in between.
 
-    If `tail` is not None, only so many lines of the stored output are yielded. `lost` counts bytes that are not kept,
-    `trouble` is the first reason. Trouble with an attempt no longer matters once a later attempt of the same replica
-    has output: perhaps it never ran, as its worker died.
+    If `tail` is not None, only the last `tail` lines of the stored output are yielded. `lost` counts the missing bytes
+    that no worker keeps; `trouble` is the first error. An error with an attempt no longer counts once a later attempt
+    of the same replica has output: perhaps the first one never ran, because its worker died.
     """
 
     def __init__(self, client: Reads, job: str, tail: int | None = None) -> None:
@@ -151,7 +156,7 @@ class Joiner:
 
     @property
     def trouble(self) -> ClientError | None:
-        """The first reason why output of a replica's newest attempt is missing."""
+        """The first error for which output of a replica's newest attempt is missing; None if there is none."""
         for (replica, attempt), error in self._troubles.items():
             if attempt is None or attempt >= self._newest.get(replica, 0):
                 return error
@@ -160,9 +165,9 @@ class Joiner:
     async def kept_of(
         self, newest: Mapping[int, int | None], replica: int | None, attempt: int | None = None
     ) -> AsyncIterator[Piece]:
-        """The stored output of each replica's `newest` attempt, or of one `replica` or `attempt` where that is given.
+        """Yield the stored output of each replica's `newest` attempt, or of the given `replica` or `attempt`.
 
-        Raises what the leader says of a replica that the job does not have.
+        Raises the leader's error for a replica that the job does not have.
         """
         if replica is not None and replica not in newest:
             await read_page(self._client, self._job, replica, attempt, "out", 0, 1)
@@ -173,17 +178,17 @@ class Joiner:
                     yield piece
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
-        """The stored output of an attempt that was not yielded yet, stdout before stderr."""
+        """Yield the stored output of an attempt that was not yielded yet, stdout before stderr."""
         for stream in STREAMS:
             async for piece in self._up_to((replica, attempt, stream), None):
                 yield piece
 
     def is_over(self, replica: int, attempt: int, stream: StreamName) -> bool:
-        """Return whether all of a stream was yielded."""
+        """Return whether the whole stream was yielded."""
         return self._streams[replica, attempt, stream].over
 
     async def joined(self, piece: Piece) -> AsyncIterator[Piece]:
-        """A new piece, after the output that is missing before it; nothing if it was yielded already."""
+        """Yield the output that is missing before a new piece, and then the piece, unless it was yielded already."""
         key = (piece.replica, piece.attempt, piece.stream)
         stream = self._streams[key]
         self._heard(piece.replica, piece.attempt)
@@ -212,7 +217,7 @@ class Joiner:
         stream.over = stream.over or piece.end
 
     async def _up_to(self, key: _Key, until: int | None) -> AsyncIterator[Piece]:
-        """The stored pages up to an offset, or to the end of what is stored now."""
+        """Yield the stored pages up to an offset, or to the present end of the stored output."""
         replica, attempt, name = key
         stream = self._streams[key]
         while not stream.over:
@@ -261,11 +266,11 @@ class Joiner:
 
 
 def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
-    """Each replica's newest attempt by the answer of `show`; None if that is no longer known."""
+    """Return each replica's newest attempt, from an answer of `show`; None for a replica whose attempt is unknown."""
     if "replica_states" in shown:
         return {row["replica"]: row["attempt"] for row in shown["replica_states"]}
     newest: dict[int, int | None] = {}
-    for change in shown.get("changes", ()):  # of a job that left the scheduler's memory
+    for change in shown.get("changes", ()):  # the job is no longer in the scheduler's memory
         if change["replica"] >= 0:
             newest[change["replica"]] = max(newest.get(change["replica"]) or 0, change["attempt"])
     return newest or {0: None}

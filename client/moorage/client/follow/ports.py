@@ -1,4 +1,4 @@
-"""What following jobs needs of a client."""
+"""The protocols of a client, as the modules that follow jobs need it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from moorage.schemas.subjects import Subjects
 
 
 class Reads(Protocol):
-    """A client as reading output needs it."""
+    """A client that can read output."""
 
     async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class Asks(Reads, Protocol):
-    """A client as following jobs needs it; `AsyncClient` documents each of these."""
+    """A client that can follow jobs. `AsyncClient` documents the methods."""
 
     @property
     def tenant(self) -> str: ...

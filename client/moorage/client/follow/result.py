@@ -1,4 +1,4 @@
-"""How a job ended, from its transitions."""
+"""Make the result of a job from its transitions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, S
 
 
 class Result(msgspec.Struct, frozen=True):
-    """How a job ended. `code` is the exit status of the member that decided it: negative is minus the signal, 0 where
-    all succeeded, None where nothing ran. `changes` are the transitions that were seen, in order.
+    """How a job ended. `changes` are the transitions that were seen, in order.
 
-    `value` is what a handler returned, of several replicas a list; None for other jobs, and where nothing was kept.
-    `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone.
+    `code` is the exit status of the attempt that decided the job's end: minus the signal if negative, 0 if all replicas
+    succeeded, None if no attempt ran. `value` is the return value of a handler, or a list of them if the job has
+    several replicas; None for other jobs, and if the handler returned none. Only `run` sets `stdout`, `stderr` and
+    `lost_bytes`, the number of bytes known to be missing in them.
     """
 
     job: str
@@ -32,9 +33,10 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def decided(changes: Sequence[Change], state: str) -> Change | None:
-    """Return the transition that made the job's `state` what it is; None where it was not seen.
+    """Return the transition that decided the job's final `state`; None if it was not seen.
 
-    Of a gang that failed it is that of the rank that failed first: its last rows have the code of each rank.
+    For a gang that failed, it is the transition of the rank that failed first: the last transitions have the code of
+    every rank.
     """
     ended = [change for change in changes if change.state == state] if state in TERMINAL else []
     if not ended:
@@ -45,15 +47,15 @@ def decided(changes: Sequence[Change], state: str) -> Change | None:
 
 
 def result_of(job: str, state: str, changes: list[Change], why: str, shown: Mapping[str, Any]) -> Result:
-    """Return the result of a job that is over; `shown` is the answer of `show` or `ls`, for what was not seen."""
+    """Return the result of a job that has ended. `shown` is an answer of `show` or `ls`, for transitions not seen."""
     last = decided(changes, state)
-    well = 0 if state == SUCCEEDED else None  # each of a gang's ranks ended so, and the gang itself on no worker
+    well = 0 if state == SUCCEEDED else None  # the end of a succeeded gang has no code: every rank exited with 0
     if last is None:
         code = shown.get("code")
         return Result(job, state, well if code is None else code, shown.get("why", why), changes)
     code = well if last.code is None else last.code
     ended = last.why
-    if state == CANCELLED or ended == ENDED_AS_ASKED:  # the reason of the request says more than that of the worker
+    if state == CANCELLED or ended == ENDED_AS_ASKED:  # the reason in the order says more than the worker's
         asked = (CANCELLING,) if state == CANCELLED else (CANCELLING, ENDING)
         ended = next((each.why for each in reversed(changes) if each.state in asked and each.why), ended)
     return Result(job, state, code, ended, changes)

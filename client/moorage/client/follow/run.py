@@ -1,4 +1,4 @@
-"""One job from its submit to its end, with its output: what `AsyncClient.run` does."""
+"""Run one job from its submit to its end, with its output. `AsyncClient.run` calls this."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from moorage.schemas.job import SUCCEEDED, Request
 async def run(
     stories: Stories, job: str, asked: Request, submit: Callable[[], Awaitable[Accepted]], timeout_s: float
 ) -> Result:
-    """Watch first, then submit, so that nothing of the output is missed. Raises as `AsyncClient.run`."""
+    """Submit a job, and return its result with its output. The watch opens first, so that no output is missed.
+
+    Raises as `AsyncClient.run`.
+    """
     captured, tail = Captured(), Tail()
     watch = Watch(Following(stories, job, to_submit=asked, ahead=True, at_end=True), past=True)
     await watch.open()
     try:
         await submit()
-        if asked.events == "tenant" and stories.feed.is_refused:  # its own subject may be heard, once it was asked for
+        if asked.events == "tenant" and stories.feed.is_refused:  # a watch that asks first turns on the job's subject
             await watch.close()
             watch = Watch(Following(stories, job, ahead=True), past=True)
             await watch.open()

@@ -1,4 +1,4 @@
-"""What this process has seen of one job."""
+"""The state of one job, as this process last saw it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moorage.schemas.job import ACCEPTED
 
 
 class Seen:
-    """The state of one job as last seen here: the part of a `Job` that events and answers update."""
+    """The part of a `Job` that events and answers update: the job's state as this process last saw it."""
 
     __slots__ = ("_began_s", "_gpu", "_result", "id", "state", "worker")
 
@@ -25,11 +25,11 @@ class Seen:
 
     @property
     def known_result(self) -> Result | None:
-        """How the job ended, if that was seen here; None else. Asks nothing and never raises."""
+        """How the job ended, if this client has seen that; else None. Sends nothing and never raises."""
         return self._result
 
     def _saw(self, event: Event) -> None:
-        """Keep the state and worker that an event says."""
+        """Keep the state and worker of an event."""
         self.state = event.state
         for change in event.changes:
             if change.state == ACCEPTED and self._began_s is None:
@@ -37,7 +37,7 @@ class Seen:
             self.worker = change.worker or self.worker
 
     def _learn(self, row: dict[str, Any]) -> None:
-        """Keep what `show` or `ls` says of the job as it is now."""
+        """Keep the job's present state, from an answer of `show` or `ls`."""
         self.state = row["state"]
         self._gpu = row.get("gpu", self._gpu)
         self.worker = row.get("worker", self.worker)
@@ -45,5 +45,5 @@ class Seen:
             self._began_s = time.monotonic() - row["age_ms"] / 1000
 
     def _ended(self, result: Result) -> None:
-        """Keep how the job ended; `result` answers at once from now on, but for a handler's value."""
+        """Keep how the job ended. From now on `result` returns at once, unless it has to read a handler's value."""
         self.state, self._result = result.state, result

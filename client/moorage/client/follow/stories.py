@@ -1,8 +1,9 @@
-"""Where the events of a followed job come from, and when the leader is asked for what is missing.
+"""Receive the events of the jobs that a client follows, and ask the leader for missed ones.
 
-A job is heard on its own subject, or in the tenant's frames: those are heard once for many followers (`feed`). It is
-asked for with `show`, and with `history` for transitions that `show` does not reach back to: at first, after a gap, a
-reconnection, an overflow or a frame that cannot be read, and after a long silence, as the last event may be lost.
+The events of a job are on its own subject and in the tenant's frames; many followers share one subscription to the
+frames (`feed`). The leader is asked by `show`, and by `history` for transitions that are too old for `show`. It is
+asked at the beginning, after a gap, a reconnection, an overflow or an unreadable frame, and after a long silence,
+because the last event may have been lost.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Answer, Change, Event
 from moorage.schemas.job import Request
 
-#: followers on a client from which on further ones listen to the tenant's frames together
+#: if a client has this many followers, further ones share the subscription to the tenant's frames
 CROWD: Final = 16
-#: items that wait to be taken; beyond it events are asked for later, and output is lost (and counted)
+#: most items that wait for the reader. Events beyond it are asked for later; output beyond it is lost (and counted)
 PENDING_MAX: Final = 10_000
-#: a view that needs nothing before the job is over is woken once so many items wait
+#: a reader that only needs the job's end is woken early if this many items wait
 TOGETHER_MAX: Final = 64
-#: after a silence of this length the job is asked for, as the last event may have been lost
+#: after a silence of this length the leader is asked for the job, as the last event may have been lost
 REPAIR_S: Final = 10.0
-#: the first time sooner, since most jobs that are followed to their end end soon
+#: the first such silence is shorter, because most jobs that are followed to their end finish soon
 REPAIR_S_FIRST: Final = 2.0
 RETRY_S: Final = 0.5
-#: a first answer may take so long, however short the time: with `timeout=0` too a job that is over says so
+#: the first answer may take this long even if the timeout is shorter: `timeout=0` tests whether a job has ended
 FIRST_ANSWER_S: Final = 1.0
 #: argument of `show` for a follower of the tenant's frames: it does not turn on the job's own subject
 BY_FRAMES: Final = {"events": "tenant"}
@@ -51,40 +52,40 @@ _decode_event: Final[Decoder[Event]] = Decoder(Event, from_leader=True)
 
 class Refreshed(Protocol):
     def refresh(self) -> None:
-        """Something may have been missed."""
+        """Note that events may have been missed."""
 
 
 class Stories:
-    """What follows jobs on one open client. `upkeep` is the context of the timers that end silences."""
+    """The followers of jobs on one open client. `upkeep` is the context of the timers that end silences."""
 
     def __init__(self, asks: Asks, upkeep: contextvars.Context | None = None) -> None:
         self.asks = asks
         self.feed = Feed(asks)
         self.drivers = KnownDrivers()
-        self.waits = Answers("")  # waits for events are kept as those for answers: one timer serves all
+        self.waits = Answers("")  # waits for events use the class for answers: one timer serves all of them
         self.silences = Answers("", context=upkeep)
         self.followers: set[Refreshed] = set()
-        self.endless: set[asyncio.Event] = set()  # set at the close, for what waits for nothing else
+        self.endless: set[asyncio.Event] = set()  # waits without a timeout: these events are set at the close
         self._is_closed = False
 
     def check_open(self) -> None:
-        """Raise RuntimeError if the client was closed: nothing would ever come."""
+        """Raise RuntimeError if the client was closed: no event would ever arrive."""
         if self._is_closed:
             raise RuntimeError("the client was closed while this listened")
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many jobs are followed that one more had better listen to the tenant's frames."""
+        """Whether the client has CROWD or more followers, so that the next one should use the tenant's frames."""
         return len(self.followers) >= CROWD
 
     def refresh(self) -> None:
-        """The connection was lost and is back."""
+        """Have all followers ask the leader again: the connection was lost and is back."""
         self.feed.refresh()
         for follower in self.followers:
             follower.refresh()
 
     def close(self) -> None:
-        """The client is closed: end each wait."""
+        """End all waits, because the client is closed."""
         self._is_closed = True
         self.feed.close()
         for follower in self.followers:
@@ -96,13 +97,13 @@ class Stories:
 
 
 class Following:
-    """One job that is followed until it is over; `Watch` opens and closes it.
+    """Follows one job until it ends. `Watch` opens and closes it.
 
-    `heard` is the story of a job that the client submitted while it lingered: its frames are still heard, and nothing
-    needs to be asked. `to_submit` is a request that will be submitted once this is open: nothing needs to be asked
-    either, and its `events` say on which subject it is heard. Without both the leader is asked first. `driver` is the
-    job's, where it is known. With `ahead` opening takes no round trip: the caller asks or submits next. `at_end` is for
-    views that need nothing before the job is over: they are woken less often. `saw` is called with each new event.
+    `heard` is the story of a job that the client submitted while it lingered: it has all events so far, so the leader
+    need not be asked. `to_submit` is a request that will be submitted once this is open: then the leader need not be
+    asked either, and the request's `events` choose the subject. Without both the leader is asked first. `driver` is the
+    job's driver, if it is known. With `ahead`, opening takes no round trip; the caller sends a request next. `at_end`
+    is for readers that only need the end of the job: they are woken less often. `saw` is called with each new event.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Following:
         self._by_frames = False
 
     async def open(self) -> None:
-        """Subscribe. Raises `NotPermitted`, or `begin` does where this is `ahead` of the next question."""
+        """Subscribe to the job's events. Raises `NotPermitted`; with `ahead`, `begin` raises it instead."""
         stories = self._stories
         together = stories.is_crowded if self.to_submit is None else self.to_submit.events == "tenant"
         stories.followers.add(self)
@@ -156,7 +157,7 @@ class Following:
             raise
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
-        """Subscribe as this is opened: without a round trip where it is `ahead` of the next question."""
+        """Subscribe to a subject; with `ahead`, without a round trip."""
         return await (self.asks.subscribe_ahead if self._ahead else self.asks.subscribe)(subject, handler)
 
     async def close(self) -> None:
@@ -177,7 +178,7 @@ class Following:
         await self._stories.feed.join((self.story.job,), self)
         self._by_frames = True
 
-    # -- what comes in: it is merged and enqueued
+    # -- received items: they are merged and enqueued
 
     def _on_event(self, delivery: Delivery) -> None:
         try:
@@ -186,7 +187,7 @@ class Following:
             self.refresh()
 
     def hear(self, event: Event) -> None:
-        """Merge an event, in the read path."""
+        """Merge an event, in the read path, and enqueue it."""
         story = self.story
         self._received += 1
         if len(self._pending) >= PENDING_MAX:
@@ -199,7 +200,7 @@ class Following:
             self._waiting.wake()
 
     def put(self, item: Event | Piece) -> bool:
-        """Enqueue an item in the order in which it came; False if there are too many."""
+        """Enqueue an item; return False if too many items wait."""
         if len(self._pending) >= PENDING_MAX:
             return False
         self._pending.append(item)
@@ -208,14 +209,14 @@ class Following:
         return True
 
     def refresh(self) -> None:
-        """Ask for the job again, as something may have been missed."""
+        """Ask for the job again, as events may have been missed."""
         self.story.is_stale = True
         self._waiting.wake()
 
-    # -- what goes out
+    # -- what the reader takes
 
     async def begin(self, timeout_s: float | None = None) -> list[Event]:
-        """Return what is known of the job; from now on it is followed for at most `timeout_s`.
+        """Return the events of the job so far. From now on it is followed for at most `timeout_s`.
 
         Raises `NotFound`, `NoScheduler`, `NotPermitted`.
         """
@@ -231,7 +232,7 @@ class Following:
         elif self.to_submit is None:
             asked = await self._repair(first=True)
             news = self._take_events() + asked
-        # a subscription that was made ahead of the first question was refused by now, or never will be
+        # an answer has arrived since the subscription, so the server has accepted or refused that by now
         if self._own is not None:
             check_permitted(self._own)
         if self._by_frames:
@@ -239,7 +240,7 @@ class Following:
         return news
 
     def _take_events(self) -> list[Event]:
-        """Return the events that wait to be taken; output waits on."""
+        """Return the waiting events; output stays in the queue."""
         items, self._pending = self._pending, deque()
         self._pending.extend(item for item in items if not isinstance(item, Event))
         return [item for item in items if isinstance(item, Event)]
@@ -251,7 +252,7 @@ class Following:
         return news
 
     async def items(self) -> AsyncIterator[Event | Piece]:
-        """Yield what comes, in order, until the job is over. Raises `TimedOut`."""
+        """Yield events and output in order until the job ends. Raises `TimedOut`."""
         while True:
             while self._pending:
                 yield self._pending.popleft()
@@ -260,23 +261,23 @@ class Following:
             await self._step()
 
     async def over(self) -> None:
-        """Wait until the job is over, and take nothing of what comes. Raises `TimedOut`."""
+        """Wait until the job ends, and drop all items. Raises `TimedOut`."""
         while not self.story.is_over:
             self._pending.clear()
             await self._step()
 
     def taken(self) -> list[Event | Piece]:
-        """Take what has come."""
+        """Remove and return the waiting items."""
         items, self._pending = list(self._pending), deque()
         return items
 
     async def more(self, ends_s: float) -> bool:
-        """Wait until that moment of the loop's clock for something to come; whether it did."""
+        """Wait for an item until `ends_s` of the loop's clock, and return whether one arrived."""
         left_s = ends_s - asyncio.get_running_loop().time()
         return bool(self._pending) or await self._waiting.wait(max(left_s, 0.0))
 
     async def _step(self) -> None:
-        """Wait until something comes, or ask for what is missing."""
+        """Wait for an item, or ask the leader for what is missing. Raises `TimedOut`."""
         story = self.story
         if self._left_s() <= CLOCK_S:
             raise too_late(story.job, story.state, self._timeout_s)
@@ -291,12 +292,12 @@ class Following:
     def _left_s(self) -> float:
         return self._ends_s - asyncio.get_running_loop().time()
 
-    # -- what is asked
+    # -- requests to the leader
 
     async def answer(self, verb: str, arguments: Mapping[str, Any], at_least_s: float = 0.0) -> Answer:
-        """Ask for as long as the job is followed, or until the client's own time to ask is over. Raises `TimedOut`.
+        """Send a request for as long as the job is followed, and no longer than the client's timeout.
 
-        Once the job is over, its output is asked for by the client's time alone.
+        Requests for the output of a job that has ended have the client's timeout only. Raises `TimedOut`.
         """
         left_s = None if self.story.is_over or self._ends_s == inf else max(self._left_s(), at_least_s)
         try:
@@ -313,9 +314,9 @@ class Following:
         return data
 
     async def _repair(self, *, first: bool = False) -> list[Event]:
-        """Ask for the job; return what is new. A missing scheduler raises only the first time; later it is waited for.
+        """Ask the leader for the job, and return the new events. Only a `first` request raises `Unreachable`.
 
-        Events are merged meanwhile, so an answer may be older than the story by now.
+        Events are merged while this waits, so the answer may be older than the story.
         """
         story = self.story
         story.is_stale, rev = False, story.rev
@@ -326,13 +327,13 @@ class Following:
             if first:
                 raise
             return await self._later()
-        data = self.shown = answer.data  # for the replicas' attempts also where it is older than the story
+        data = self.shown = answer.data  # kept even if it is older than the story: it has the replicas' attempts
         if story.knows_more_than(answer):
             return [] if story.rev > rev else await self._later()
         self.drivers.learn(data)
         has_own_subject = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
         if not has_own_subject and not self._by_frames:
-            # a scheduler of an older release sends its events in the tenant's frames only: listen there, and ask again
+            # a scheduler of an older release sends the events in the tenant's frames only: subscribe to them, ask again
             story.is_stale = True
             await self._listen_to_frames()
         try:
@@ -344,7 +345,7 @@ class Following:
         return self._tell(story.accept(shown_event(self.asks.tenant, story.job, answer, rev, changes)))
 
     async def learn_driver(self, driver: str) -> None:
-        """Ask what a driver can do, if that is not known: of a job that runs, `show` reports it."""
+        """Ask for a driver's capabilities if they are not known: `show` of a running job reports them."""
         if driver and driver not in self.drivers:
             with contextlib.suppress(NotFound, Rejected, Unreachable):
                 self.drivers.learn(await self.read("show", {"job": self.story.job, **BY_FRAMES}))
@@ -355,9 +356,9 @@ class Following:
         return []
 
     async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
-        """Return the revision of an answer of `show` and the transitions up to it that the story does not have.
+        """Return the revision of an answer of `show`, and the transitions up to it that the story lacks.
 
-        What is not in the answer comes from the history, as far as that reaches back. Raises `Unreachable`.
+        Transitions that are not in the answer are read from the history, as far as it is kept. Raises `Unreachable`.
         """
         data, known = answer.data, self.story.rev
         changes, rev = behind(known, changes_of(data)), data.get("rev", known)
@@ -368,20 +369,20 @@ class Following:
         while more:
             try:
                 page = await self.read("history", {"job": self.story.job, "after_rev": after})
-            except (Rejected, NotFound):  # expired, or a scheduler without history: `show` has all there is
+            except (Rejected, NotFound):  # expired, or a scheduler without history: there are no more transitions
                 break
             told = behind(after, changes_of(page))
             found |= {change.rev: change for change in told}
-            # what came between the two answers is heard as an event: `show` does not know the state after it
+            # transitions between the two answers arrive as events: `show` does not have the state after them
             rev, more = data.get("rev", max(rev, page["rev"])), page["more"] and bool(told)
             after = told[-1].rev if told else after
         return rev, [found[each] for each in sorted(found) if each <= rev]
 
 
 def too_late(job: str, state: str, timeout_s: float) -> TimedOut:
-    """Return the error of a wait for one job that is over."""
+    """Return the error of a wait for one job that took too long."""
     return timed_out(
-        f"job {job} is {state or 'not heard of'} after {timeout_s:g} s; it goes on",
+        f"job {job} is {state or 'in an unknown state'} after {timeout_s:g} s; it goes on",
         job=job,
         next_step=f"moorage explain {job}",
     )

@@ -13,15 +13,15 @@ from moorage.schemas.frames import Answer, Change, Event
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 
-#: events that are kept until the transitions before them are known; of more the leader is asked
+#: most events that wait for earlier transitions; beyond it the leader is asked
 AHEAD_MAX: Final = 64
 
 
 class Story:
-    """Each transition of one job once, in the order of their revisions, and without a gap up to `rev`.
+    """The transitions of one job, each once, in the order of their revisions, and without a gap up to `rev`.
 
-    `take` merges what is heard, `accept` what the leader answers. `is_stale` says that something was missed; `ahead`
-    holds events that are heard before the transitions that precede them. The leader has to be asked in both cases.
+    `take` merges received events, `accept` the leader's answers. `is_stale` says that events may have been missed.
+    `ahead` has events that arrived before the transitions that precede them. In both cases the leader has to be asked.
     """
 
     __slots__ = ("__weakref__", "ahead", "changes", "is_stale", "job", "ledger", "rev", "simulated", "state", "why")
@@ -44,7 +44,7 @@ class Story:
 
     @property
     def last_rev(self) -> int:
-        """The newest revision that was heard, also after a gap."""
+        """The newest revision that was received, even if there is a gap before it."""
         return self.ahead[-1].rev if self.ahead else self.rev
 
     @property
@@ -52,7 +52,7 @@ class Story:
         return self.state in TERMINAL
 
     def take(self, event: Event) -> Event | None:
-        """Merge an event that was heard. Return what of it is new, None if that is nothing or comes after a gap."""
+        """Merge a received event. Return its new part; None if nothing is new, or if there is a gap before it."""
         rev, changes = self.rev, event.changes
         if event.rev <= rev:
             is_kept_so = event.enforced is not None and not changes
@@ -60,7 +60,7 @@ class Story:
             if event.rev < rev or not is_news:
                 return None
             self.why = event.why or self.why
-            return event  # no transition: why it waits, how it is kept to its part, or that it is idle
+            return event  # without a transition: why the job waits, how its share is enforced, or that it is idle
         if len(changes) != event.rev - rev or changes[0].rev != rev + 1:
             changes = behind(rev, changes)
             if len(changes) != event.rev - rev:
@@ -70,9 +70,10 @@ class Story:
         return self._append(event)
 
     def accept(self, event: Event) -> list[Event]:
-        """Merge an answer of the leader. Return what is new; what the leader does not know is gone for good.
+        """Merge an answer of the leader, and return the new events.
 
-        After a ledger was restored the answer may have fewer transitions than the story: it is right all the same.
+        The leader is right: transitions that it does not know are lost. After a ledger was restored from a backup, the
+        answer may have fewer transitions than the story.
         """
         rev, news = self.rev, list[Event]()
         if event.rev > rev or event.state != self.state:
@@ -80,29 +81,29 @@ class Story:
         self.rev, self.ledger = event.rev, event.ledger
         ahead, self.ahead = self.ahead, []
         news += [fresh for each in ahead if (fresh := self.take(each)) is not None]
-        if event.rev <= rev:  # the leader knows of nothing before them: asking again would not end
+        if event.rev <= rev:  # the leader does not have the transitions before them: another request would not help
             self.ahead.clear()
         return news
 
     def knows_more_than(self, answer: Answer) -> bool:
-        """Return whether an answer is older than the story, as that of a replaced leader which does not know it yet.
+        """Return whether an answer is older than the story, such as that of a replaced leader.
 
-        Records of a restored ledger have higher numbers than all before, so its answers are newer.
+        A restored ledger begins with a higher record number than any before, so its answers count as newer.
         """
         return answer.data.get("rev", self.rev) < self.rev and answer.ledger < self.ledger
 
     def all_changes(self) -> list[Change]:
-        """Return the transitions that were heard, those after a gap as well."""
+        """Return all transitions that were received, those after a gap included."""
         if not self.ahead:
             return self.changes
         return self.changes + [change for event in self.ahead for change in event.changes]
 
     def so_far(self, tenant: str) -> Event:
-        """Return all of it as one event."""
+        """Return all transitions so far as one event."""
         return Event(tenant, self.job, self.rev, self.state, self.ledger, list(self.changes), self.why, self.simulated)
 
     def result(self, shown: Mapping[str, Any]) -> Result:
-        """Return how the job ended; `shown` is the answer of `show`, if there was one."""
+        """Return the job's result; `shown` is the answer of `show`, or empty."""
         return result_of(self.job, self.state, self.changes, self.why, shown)
 
     def _append(self, event: Event) -> Event:
@@ -120,7 +121,7 @@ class Story:
 
 
 def shown_event(tenant: str, job: str, answer: Answer, rev: int, changes: list[Change]) -> Event:
-    """Return the answer of `show` as an event, with these transitions."""
+    """Return an answer of `show` as an event, with these transitions."""
     data = answer.data
     simulated = bool(data.get("simulated")) or any(
         gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus

@@ -1,4 +1,4 @@
-"""Waiting for what may come, with one timer for all waits on a client."""
+"""Waits for events, with one timer for all waits on a client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moorage.bus.inbox import Answers
 
 
 class Waiting:
-    """A wait of at most one task at a time. Not thread-safe."""
+    """A wait that `wake` ends; at most one task waits at a time. Not thread-safe."""
 
     __slots__ = ("_awaited", "_silences", "_waits")
 
@@ -19,18 +19,18 @@ class Waiting:
         self._awaited: asyncio.Future[bytes] | None = None
 
     def wake(self) -> None:
-        """End the wait, if there is one now; what the waiting task checks must be changed before."""
+        """End the present wait, if there is one. First change the state that the waiting task checks."""
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_result(b"")
 
     async def wait(self, at_most_s: float) -> bool:
-        """Wait for `wake`; False if it did not come in time. Raises `ConnectionClosed` once the client is closed."""
+        """Wait for `wake`, and return whether it came in time. Raises `ConnectionClosed` once the client is closed."""
         return await self._wait(self._waits, at_most_s)
 
     async def wait_in_silence(self, at_most_s: float) -> bool:
-        """As `wait`, for a time after which the caller asks whether it missed something.
+        """Wait like `wait`, for a caller that asks the leader for missed events after the timeout.
 
-        A simulation in which nothing can have been missed may make this time longer.
+        A simulation may lengthen this timeout while no event can have been lost.
         """
         return await self._wait(self._silences, at_most_s)
 

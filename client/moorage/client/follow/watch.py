@@ -1,4 +1,4 @@
-"""One job that is followed with its output: the view behind `events`, `logs`, `result` and `run`."""
+"""Follow the events and the output of one job. `events`, `logs`, `result` and `run` are built on `Watch`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from moorage.schemas.job import RUNNING, TERMINAL
 
 #: how long to wait for the end of the output after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
-#: the same if missing output can be asked for
+#: the same, if missing output can be read from the worker
 KEPT_GRACE_S: Final = 0.2
 
 _decode_output: Final[Decoder[Output]] = Decoder(Output, from_leader=True)
 
 
 class Watch:
-    """An async context manager and iterator over `Event` and `Piece`; ends by itself once the job is over.
+    """An async context manager and iterator over a job's events (`Event`) and output (`Piece`). It ends with the job.
 
-    Made by `AsyncClient.watch`. With `output` it yields output from now on. With `past` this is joined to what the
-    workers keep, without gaps or duplicates: everything from the beginning, or the last `tail` lines of each stream of
-    that; `replica` chooses one replica. With `notes` a `Piece` may be what a worker tells beside the output. `lost`
-    counts pieces of output that were dropped here.
+    Made by `AsyncClient.watch`. With `output` it yields new output. With `past` it first yields the output that the
+    workers keep, from the beginning or only the last `tail` lines of each stream; new output joins it without gaps or
+    duplicates. `replica` selects one replica. With `notes` a `Piece` may also be a note of a worker. `lost` counts
+    pieces of output that this client dropped.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Watch:
         notes: bool = False,
     ) -> None:
         if tail is not None and not past:
-            raise TypeError("tail is of the output that is kept: it goes with past=True")
+            raise TypeError("tail is about stored output: it needs past=True")
         self.lost = 0
         self.joiner = Joiner(following, following.story.job, tail) if past else None
         self._following = following
@@ -70,20 +70,20 @@ class Watch:
 
     @property
     def state(self) -> str:
-        """The last state that was heard."""
+        """The last state that was received."""
         return self._following.story.state
 
     @property
     def driver(self) -> str:
-        """The driver that runs the job; "" before the job was asked for, and if its request is no longer known."""
+        """The driver that runs the job; "" if it is not known yet, or if the job's request is no longer kept."""
         return self._following.driver or driver_of(self._following.shown)
 
     def result(self) -> Result:
-        """How the job ended, once it is over."""
+        """Return how the job ended. Call it only once the job has ended."""
         return self._following.story.result(self._following.shown)
 
     async def open(self) -> None:
-        """Subscribe. Raises `NotPermitted`."""
+        """Subscribe to the job's events, and to its output. Raises `NotPermitted`."""
         await self._following.open()
         if not self._output:
             return
@@ -133,12 +133,15 @@ class Watch:
         return self.follow()
 
     async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
-        """Iterate for at most `timeout_s` seconds in all. Raises `TimedOut`, `NotFound`, `NoScheduler`."""
+        """Yield events and output until the job ends, for at most `timeout_s` seconds.
+
+        Raises `TimedOut`, `NotFound`, `NoScheduler`.
+        """
         following, grace_s = self._following, OUTPUT_GRACE_S
         for event in await following.begin(timeout_s):
             await self._note_streams(event)
             yield event
-            if event.state in TERMINAL and event.changes:  # the end of its output may be under way still
+            if event.state in TERMINAL and event.changes:  # the last output may still be on its way
                 grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
         if self.joiner is not None and following.to_submit is None:
             async for piece in self._past(self.joiner):
@@ -155,7 +158,7 @@ class Watch:
                 yield piece
 
     async def _note_streams(self, event: Event) -> None:
-        """Keep in mind which streams have an end that is to come."""
+        """Note which streams have begun and will send an end."""
         begun = [change for change in event.changes if change.state == RUNNING] if self._output else []
         if begun:
             await self._following.learn_driver(self.driver)
@@ -164,7 +167,7 @@ class Watch:
             self._open_streams |= both - self._ended_streams
 
     async def _past(self, joiner: Joiner) -> AsyncIterator[Piece]:
-        """The stored output of each replica's newest attempt."""
+        """Yield the stored output of each replica's newest attempt."""
         newest = newest_attempts(self._following.shown)
         async for piece in joiner.kept_of(newest, self._replica):
             yield piece
@@ -180,7 +183,7 @@ class Watch:
             yield each
 
     async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
-        """The output that arrives after the job's last event; what does not arrive is asked for, if it is kept."""
+        """Yield the output that arrives after the job's last event. Missing output is read from the worker."""
         if self.joiner is not None:
             grace_s = min(grace_s, KEPT_GRACE_S)
         ends_s = asyncio.get_running_loop().time() + grace_s

@@ -351,7 +351,7 @@ class Host:
 
     @property
     def size(self) -> Size:
-        """What it holds when empty; equal for hosts that hold the same."""
+        """The host's capacity: lent slots, CPU milli, memory in MiB. Hosts of equal capacity compare equal."""
         return self.lent, self.cpu_milli, self.memory_mib
 
     @property

@@ -182,10 +182,10 @@ def _check_names(
             raise trouble(
                 path,
                 line,
-                f"column {at + 1} is {name[:_FOUND_CHARS_MAX]!r} as column {first + 1} is",
+                f"column {at + 1} has the name {name[:_FOUND_CHARS_MAX]!r}, which column {first + 1} has already",
                 found=found,
                 allowed="each name once",
-                next="take one of them out, or name it otherwise",
+                next="remove one of them, or rename it",
             )
         if known is not None and name not in known:
             raise trouble(

@@ -205,7 +205,7 @@ class LiveOutput:
                 self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.tell)
 
     def tell(self) -> None:
-        """Publish the collected pieces, and save the position of each output."""
+        """Save the position in each output that has new pieces, then publish the collected pieces."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None

@@ -142,7 +142,7 @@ def _code(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Return a number of seconds. Raises ValueError for what is no duration, also for NaN."""
+    """Return a number of seconds. Raises ValueError for an invalid duration, and for NaN."""
     seconds = float(text)
     if not 0 <= seconds <= DURATION_S_MAX:
         raise ValueError

@@ -202,7 +202,7 @@ class PodmanDriver(ProcessDriver):
     # -- differences from the driver of processes
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Return the member to start. Raises Refused for what this worker forbids, HostAtFault, SecretRefused."""
+        """Return the member to start. Raises Refused if this worker forbids it, HostAtFault, SecretRefused."""
         name, request, run = assignment.name, assignment.request, assignment.run
         check_container_policy(name[0], request, self.own, self._policy)
         self._policy.check_secrets(name[0], run.env)

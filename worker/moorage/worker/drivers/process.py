@@ -524,7 +524,7 @@ class ProcessDriver(Driver):
         return key_of(self._owner, name)
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Return the member to start. Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
+        """Return the member to start. Raises HostAtFault, SecretRefused, and Refused if the policy forbids it."""
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)

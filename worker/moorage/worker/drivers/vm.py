@@ -322,7 +322,7 @@ class VmDriver(ProcessDriver):
         self._gives_back = None
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Return the runner to start. Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
+        """Return the runner to start. Raises HostAtFault, SecretRefused, and Refused if the policy forbids it."""
         run, own = assignment.run, self.own
         tenant, resources = assignment.name[0], assignment.request.resources
         self._policy.check_program(tenant, run)

@@ -444,7 +444,7 @@ def _bound_log(gpu: _Gpu) -> None:
 
 
 def _make_folders(root: Path, gpu: _Gpu, uid: int | None) -> None:
-    """Make the daemon's directories anew. Its clients can reach its sockets, but no other user can put files there.
+    """Make the daemon's directories, without old files. Its clients can use the sockets; others can put no files there.
 
     A server runs as its clients' user, so its log belongs to that user, in a folder that does not.
     """

@@ -216,7 +216,7 @@ class Jobs:
         Raises `StartRefused` if nothing may start now, and `OSError` if the journal cannot be written.
         """
         if start.key in self.ended or start.key in self.members:
-            raise StartRefused(errno.EEXIST, "known", f"{start.key} is known already")
+            raise StartRefused(errno.EEXIST, "known", f"the supervisor has started {start.key} before")
         if self.fenced:
             raise StartRefused(errno.EAGAIN, "fenced", "the fence deadline passed")
         if len(self.members) >= RUNNING_MAX or len(self.members) + len(self.ended) >= HELD_MAX:

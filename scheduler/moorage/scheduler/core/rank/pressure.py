@@ -76,7 +76,10 @@ class Class(NamedTuple):
 
 
 class Pressure:
-    """The pressure of one mix on one numbering of a host table."""
+    """The pressure on each type of host, computed for one mix of requests and one host table.
+
+    The table numbers the types of hosts. If the numbers change, make a new `Pressure`.
+    """
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         classes = classes_of(table, mix)
