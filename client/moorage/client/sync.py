@@ -455,7 +455,7 @@ class Client(ClientBase):
         return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields))
 
     def first_possible(self, requests: Sequence[What]) -> Request:
-        """As `AsyncClient.first_possible`."""
+        """Same as `AsyncClient.first_possible`."""
         return self._thread.call(self._twin.first_possible(requests))
 
     def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
