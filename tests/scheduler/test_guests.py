@@ -397,3 +397,31 @@ def test_no_guest_ends_for_another_job_as_that_frees_no_gpu() -> None:
     drive.pass_time(5_000)
     drive.settle()
     assert (drive.states("urgent"), drive.states("guest")) == (["RUNNING"], ["QUEUED"])
+
+
+def test_a_guest_is_no_victim_on_a_host_where_another_job_is_one() -> None:
+    """The cheapest is chosen of all on the host: a guest of low priority would end again and again, for nothing."""
+    drive = Driving(Config(preempt_priority=60, preempt_after=0.0))
+    drive.worker("w0", 2, capabilities=CAN)
+    drive.submit("owner", gpu={})
+    drive.submit("other", gpu={}, priority=50)
+    drive.settle()
+    order(drive, "freeze")
+    guest(drive, priority=10)
+    drive.pass_time(3_000)
+    drive.submit("urgent", gpu={}, priority=90)
+    drive.pass_time(3_000)
+    drive.settle()
+    assert (drive.states("urgent"), drive.states("other")) == (["RUNNING"], ["QUEUED"])
+    assert drive.states("guest") == ["RUNNING"]
+
+
+def test_a_job_that_is_frozen_by_another_order_before_it_has_run_on_lends_again(drive: Driving) -> None:
+    """Its worker reports nothing then, as nothing has changed."""
+    worker = frozen(drive)
+    worker.auto = False  # the order to resume is lost
+    drive.order("resume", job="owner")
+    drive.order("freeze", job="owner")
+    worker.auto = True
+    guest(drive)
+    assert (drive.states("owner"), drive.states("guest")) == (["FROZEN"], ["RUNNING"])

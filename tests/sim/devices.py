@@ -85,4 +85,4 @@ class MachineInventory(SimulatedInventory):
 
     def _reading(self, slot: int) -> SlotReading:
         kept_mib = USED_MIB if self._memory.left(self.host.devices[slot].uuid) else 0
-        return SlotReading(memory_used_mib=BASELINE_MIB + kept_mib)
+        return SlotReading(0, memory_used_mib=BASELINE_MIB + kept_mib)

@@ -73,7 +73,7 @@ class Room:
             shut |= {int(name[1:]) for name in world.ill.get(worker.id, ())}
         if not world.resting:  # the scheduler learns with the next renewal what became of these devices
             host = world.drive.engine.fleet.hosts[num]
-            shut |= slots_of(host.busy | host.sick)
+            shut |= slots_of(host.busy | host.sick | world.drive.shut_before.get(num, 0))
             waiting = waiting or (host.waiting and not empty)
         self.lent = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
         self.slots = [] if waiting else [slot for slot in self.lent if slot not in shut]
