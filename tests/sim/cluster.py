@@ -400,7 +400,12 @@ class Cluster:
         if away or len(engine.state.worker_by_num) < len(self.hosts):
             return f"workers have not joined: {away or 'some never did'}"
         living = [ran.key for machine in self.machines.values() for ran in machine.living]
-        return f"processes run that the ledger does not know: {living[:5]}" if living else None
+        if living:
+            return f"processes run that the ledger does not know: {living[:5]}"
+        lent = [host.worker.id for host in engine.fleet.lending.values()]
+        frozen = [str(name) for machine in self.machines.values() for name in machine.frozen]
+        waits = [str(name) for machine in self.machines.values() for name in machine.used_s]
+        return f"{lent} lend, {frozen} are frozen, calls of {waits} wait" if lent or frozen or waits else None
 
 
 @contextlib.contextmanager
