@@ -283,6 +283,7 @@ def drive_key(worker: Worker, job: str) -> tuple[str, str, int, int]:
 @pytest.mark.parametrize(
     ("hello", "job"),
     [
+        ({"capabilities": {"noop": Capabilities(freezes=True, guests=True, fence="none")}}, {}),
         ({"capabilities": {"noop": Capabilities(freezes=True)}}, {}),
         ({"models": ["NVIDIA H100 80GB HBM3 MIG 1g.10gb"]}, {"gpu": {"min_memory_mib": 1}}),
     ],

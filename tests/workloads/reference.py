@@ -111,7 +111,9 @@ class Room:
         """Whether a guest gets the device of a frozen job."""
         told = (self.hello.get("capabilities") or {}).get(request.workload.driver, {})
         device = self.hello["gpu_pool"][slot]
-        is_lent = slot in self.frozen - self.guests and request.guest and told.get("guests")
+        is_lent = (
+            slot in self.frozen - self.guests and request.guest and told.get("guests") and told.get("fence") != "none"
+        )
         return bool(is_lent) and not device.get("profile") and answers(device, request)
 
     def _choose(self, job: Job, request: Request, avoiding: bool, *, as_guest: bool = False) -> list[int] | None:
