@@ -143,7 +143,7 @@ def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def guest_words(data: dict[str, Any]) -> str:
-    """Whether it has GPUs that a frozen job keeps, or lends its own."""
+    """Return that it has GPUs which a frozen job keeps, or that it lends its own; "" for neither."""
     rows = data.get("replica_states", [])
     if any(row.get("lends") for row in rows):
         return "one has its GPUs while it is frozen, and ends before it runs on"
