@@ -73,10 +73,17 @@ class Refusing(Worker):
     slow = 0  # of a hundred that are asked to end, so many do not do so at once
     breaks = False  # the next member that is to be frozen or resumed can neither run nor be frozen
     left: tuple[Key, ...] = ()
+    early = ""  # what it was asked to resume while a guest had not ended
 
     def obey(self, frame: Wanted) -> None:
         if frame.well and frame.session == self.session:  # an operator says that these devices are free
             self.come_free(set(frame.well))
+        for freeze in frame.freeze if frame.session == self.session else ():
+            owner = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
+            if not freeze.on and owner is not None and not owner.place.guest:
+                living = [held for held in self.held.values() if held.place.guest and held.phase != "exited"]
+                if any(not set(owner.place.slots).isdisjoint(held.place.slots) for held in living):
+                    self.early = freeze.job
         if self.breaks and frame.freeze and frame.session == self.session:
             self.breaks, name = False, frame.freeze[0]
             key = (name.tenant, name.job, name.replica, name.fence)
