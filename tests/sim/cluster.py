@@ -300,7 +300,7 @@ class Cluster:
             freezer=MachineFreezer(machine, FREEZE_FAULTS),
             limits=MachineLimits(machine) if self.freezing else None,
         )
-        inventory = machine.inventory = MachineInventory(host, machine.memory)
+        inventory = machine.inventory = MachineInventory(host, machine.memory, is_metered=bool(self.freezing))
         agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
         self.agents[name] = fleet_host, agent
         await fleet_host.open()
