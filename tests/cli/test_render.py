@@ -15,7 +15,7 @@ from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
 from moorage.cli.framework.screen import Screen, cut
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
-from moorage.cli.jobs.show_ls_cancel import why_of
+from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
 from moorage.client.errors import Rejected
 from moorage.schemas.errors import problem
 from moorage.schemas.gpu import model_matches, parse_token
@@ -350,6 +350,19 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
 )
 def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str, said: str, told: str) -> None:
     assert why_of(state, why, by, said) == told
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"lends": True}, "one has its GPUs while it is frozen, and ends before it runs on"),
+        ({"guest": True}, "it was placed on GPUs of a frozen job, and ends when that job needs them"),
+        ({}, ""),
+    ],
+)
+def test_a_guest_and_the_job_that_lends_are_told_so(row: dict[str, Any], told: str) -> None:
+    assert guest_words({"replica_states": [{}, row]}) == told
+    assert guest_words({}) == ""
 
 
 def test_the_modes_that_devices_are_kept_for_are_a_line_each() -> None:

@@ -12,6 +12,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
+from moorage.schemas.capabilities import Capabilities
 from tests.scheduler.driving import Driving
 
 MINUTE = 60_000
@@ -86,6 +87,41 @@ def test_who_makes_room_may_take_its_grace_for_it() -> None:
     assert start.p50_ms < 1_000
     assert 40_000 <= start.p90_ms < 42_000
     assert start.runs == 0
+
+
+def lending(*, with_guest: bool) -> Driving:
+    """A job of an hour on the only GPU, frozen and lent to a guest of an hour, or running."""
+    drive = Driving(Config(preempt_priority=80, preempt_after=0))
+    drive.worker("w0", 1, capabilities={"noop": Capabilities(freezes=True, guests=True)})
+    hour = {"driver": "noop", "timeout_s": 3600, "grace_s": 0}
+    drive.submit("owner", gpu={}, run=hour)
+    drive.settle()
+    if with_guest:
+        drive.order("freeze", job="owner")
+        drive.settle()
+        drive.submit("guest", gpu={}, run=hour, guest=True)
+        drive.settle()
+        assert drive.states("guest") == ["RUNNING"]
+    drive.workers["w0"].auto = False
+    return drive
+
+
+def test_a_guest_starts_once_the_job_that_is_being_frozen_is_frozen() -> None:
+    drive = lending(with_guest=False)
+    drive.submit("guest", gpu={}, guest=True)
+    assert look_ahead(drive).starts["t"]["guest"].p50_ms > 50 * MINUTE
+    drive.order("freeze", job="owner")
+    assert drive.states("owner") == ["RUNNING"]
+    assert look_ahead(drive).starts["t"]["guest"].p90_ms < 1_000
+
+
+def test_a_job_that_is_to_be_resumed_runs_on_once_its_guest_is_over_and_may_then_be_ended() -> None:
+    drive = lending(with_guest=True)
+    drive.submit("urgent", gpu={}, priority=90)
+    assert look_ahead(drive).starts["t"]["urgent"].p50_ms > 50 * MINUTE, "what is frozen is not ended for it"
+    drive.order("resume", job="owner")
+    assert (drive.states("owner"), drive.states("guest")) == (["FROZEN"], ["ENDING"])
+    assert look_ahead(drive).starts["t"]["urgent"].p90_ms <= MINUTE, "it looks again after a minute at the latest"
 
 
 def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.fleet_frames import FleetFrames
 from moorage.schemas.capabilities import Capabilities
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker
@@ -64,7 +66,10 @@ def test_a_guest_and_no_other_job_is_placed_on_the_gpu_of_a_frozen_job(drive: Dr
     assert drive.free_gpus() == 0
     guest(drive, "second")
     assert drive.states("second") == ["QUEUED"], "one guest a GPU"
-    assert drive.explained("second")["reason"] == "busy"
+    waits = drive.explained("second")
+    assert (waits["reason"], waits["because"]) == (
+        "busy", "as a guest it starts where a GPU of one worker is free, or a frozen job's without a guest",
+    )  # fmt: skip
 
 
 def test_a_guest_has_a_free_gpu_as_any_job(drive: Driving) -> None:
@@ -278,6 +283,7 @@ def drive_key(worker: Worker, job: str) -> tuple[str, str, int, int]:
 @pytest.mark.parametrize(
     ("hello", "job"),
     [
+        ({"capabilities": {"noop": Capabilities(freezes=True, guests=True, fence="none")}}, {}),
         ({"capabilities": {"noop": Capabilities(freezes=True)}}, {}),
         ({"models": ["NVIDIA H100 80GB HBM3 MIG 1g.10gb"]}, {"gpu": {"min_memory_mib": 1}}),
     ],
@@ -332,12 +338,34 @@ def test_a_guest_counts_as_any_job_of_its_tenant(drive: Driving) -> None:
     assert drive.state.tenants["u"].gpus == 1
 
 
-def test_a_guest_is_shown_so(drive: Driving) -> None:
-    frozen(drive)
+def shown(drive: Driving, job: str) -> dict[str, Any]:
+    found = views.show(drive.engine, "t", job)
+    assert isinstance(found, dict)
+    (row,) = found["replica_states"]
+    return {name: row[name] for name in ("guest", "lends") if name in row}
+
+
+def test_a_guest_and_the_job_that_lends_are_shown_so(drive: Driving) -> None:
+    worker = frozen(drive, gpus=2)
+    frames = FleetFrames(drive.engine)
+    assert (cells(drive, frames), shown(drive, "owner")) == ("f·", {})
+    drive.submit("plain", gpu={})
     guest(drive)
-    shown = views.show(drive.engine, "t", "guest")
-    assert isinstance(shown, dict)
-    assert [row.get("guest") for row in shown["replica_states"]] == [True]
+    assert (shown(drive, "guest"), shown(drive, "owner")) == ({"guest": True}, {"lends": True})
+    assert cells(drive, frames) == "g#"
+    worker.finish(drive.member("owner").key, 1, "exit")
+    drive.settle()
+    assert cells(drive, frames) == "##", "the guest has it alone"
+
+
+def cells(drive: Driving, frames: FleetFrames) -> str:
+    """The only worker's, as observers see them; the same as a question is answered."""
+    for _ in frames.catch_up():
+        pass
+    (row,) = msgspec.json.decode(frames.frame())["workers"]
+    (asked,) = views.fleet(drive.engine, drive.now)["workers"]
+    assert row["cells"] == asked["cells"]
+    return str(row["cells"])
 
 
 def test_a_ledger_of_the_release_before_takes_no_guests() -> None:
@@ -397,3 +425,31 @@ def test_no_guest_ends_for_another_job_as_that_frees_no_gpu() -> None:
     drive.pass_time(5_000)
     drive.settle()
     assert (drive.states("urgent"), drive.states("guest")) == (["RUNNING"], ["QUEUED"])
+
+
+def test_a_guest_is_no_victim_on_a_host_where_another_job_is_one() -> None:
+    """The cheapest is chosen of all on the host: a guest of low priority would end again and again, for nothing."""
+    drive = Driving(Config(preempt_priority=60, preempt_after=0.0))
+    drive.worker("w0", 2, capabilities=CAN)
+    drive.submit("owner", gpu={})
+    drive.submit("other", gpu={}, priority=50)
+    drive.settle()
+    order(drive, "freeze")
+    guest(drive, priority=10)
+    drive.pass_time(3_000)
+    drive.submit("urgent", gpu={}, priority=90)
+    drive.pass_time(3_000)
+    drive.settle()
+    assert (drive.states("urgent"), drive.states("other")) == (["RUNNING"], ["QUEUED"])
+    assert drive.states("guest") == ["RUNNING"]
+
+
+def test_a_job_that_is_frozen_by_another_order_before_it_has_run_on_lends_again(drive: Driving) -> None:
+    """Its worker reports nothing then, as nothing has changed."""
+    worker = frozen(drive)
+    worker.auto = False  # the order to resume is lost
+    drive.order("resume", job="owner")
+    drive.order("freeze", job="owner")
+    worker.auto = True
+    guest(drive)
+    assert (drive.states("owner"), drive.states("guest")) == (["FROZEN"], ["RUNNING"])

@@ -51,7 +51,7 @@ from tests.sim.claimers import Claimers
 from tests.sim.devices import MachineInventory
 from tests.sim.disk import SimulatedJournal
 from tests.sim.judge import Judge, Violated
-from tests.sim.machine import Machine, MachineFreezer, SimulatedLink
+from tests.sim.machine import Machine, MachineFreezer, MachineLimits, SimulatedLink
 
 SUBJECTS: Final = Subjects()
 FLEETS: Final = ("4xH100+2xL40S", "2xH100+2xH100+1xL40S", "8xH100+2xL40S+cpu", "1xH100+1xH100")
@@ -104,6 +104,8 @@ class Cluster:
         self.bus = SimulatedBus(self.network)
         self.clock = SimulatedClock()
         self.did: Counter[str] = Counter()
+        #: what workers' settings say of jobs that do not use their devices
+        self.freezing: dict[str, Any] = {}
         self.has_claimers = faults > 0 and self.rng.random() < 0.5
         self.config = self._policy() if faults > 0 else CONFIG
         self.judge = Judge(self.config)
@@ -286,7 +288,9 @@ class Cluster:
         host, machine = self.hosts[name], self.machines[name]
         journal = SimulatedJournal(machine, process)
         fleet_host = FleetHost(self.connect(name))
-        settings = WorkerSettings(machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S)
+        settings = WorkerSettings(
+            machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S, **self.freezing
+        )
         facts = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
         driver = ProcessDriver(
             SimulatedLink(machine, process),
@@ -294,8 +298,9 @@ class Cluster:
             simulated=True,
             stream_output=False,
             freezer=MachineFreezer(machine, FREEZE_FAULTS),
+            limits=MachineLimits(machine) if self.freezing else None,
         )
-        inventory = machine.inventory = MachineInventory(host, machine.memory)
+        inventory = machine.inventory = MachineInventory(host, machine.memory, is_metered=bool(self.freezing))
         agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
         self.agents[name] = fleet_host, agent
         await fleet_host.open()
@@ -395,7 +400,12 @@ class Cluster:
         if away or len(engine.state.worker_by_num) < len(self.hosts):
             return f"workers have not joined: {away or 'some never did'}"
         living = [ran.key for machine in self.machines.values() for ran in machine.living]
-        return f"processes run that the ledger does not know: {living[:5]}" if living else None
+        if living:
+            return f"processes run that the ledger does not know: {living[:5]}"
+        lent = [host.worker.id for host in engine.fleet.lending.values()]
+        frozen = [str(name) for machine in self.machines.values() for name in machine.frozen]
+        waits = [str(name) for machine in self.machines.values() for name in machine.used_s]
+        return f"{lent} lend, {frozen} are frozen, calls of {waits} wait" if lent or frozen or waits else None
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ than the worker waits before it takes the device out of use. Who is given a devi
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from dataclasses import dataclass
 from typing import Final
@@ -76,9 +77,16 @@ class Memory:
 class MachineInventory(SimulatedInventory):
     """The production simulation's inventory over the memory of this machine."""
 
-    def __init__(self, host: SimulatedHost, memory: Memory) -> None:
+    def __init__(self, host: SimulatedHost, memory: Memory, *, is_metered: bool) -> None:
         super().__init__(host)
+        self.simulated = not is_metered  # as of a real board its readings are looked at for use
         self._memory = memory
+
+    async def sample(self) -> list[SlotReading]:
+        readings = await super().sample()
+        if self.simulated:
+            return readings
+        return [dataclasses.replace(each, util_percent=0) for each in readings]
 
     async def memory_is_free(self, slot: int) -> bool:
         return is_free(self._reading(slot), BASELINE_MIB) and await super().memory_is_free(slot)

@@ -274,9 +274,15 @@ class Judge:
         return [each for each in machine.living if each not in (owner, but) and not both.isdisjoint(each.uuids)]
 
     def resumed(self, machine: Machine, ran: Ran) -> None:
-        """The driver is to move the memory of a frozen process back: none other may have its exclusive devices."""
+        """The driver is to move the memory of a frozen process back: none other may have its exclusive devices.
+
+        But a guest that was frozen itself runs on beside the frozen process that its devices belong to.
+        """
+        is_guest = self._is_guest(*_unit(ran)[:2])
         for other in self._guests_of(machine, ran, ran):
-            if clash(self._mode(*_unit(ran)[:2]), self._mode(*_unit(other)[:2])):
+            if not (is_guest and machine.is_frozen(other)) and clash(
+                self._mode(*_unit(ran)[:2]), self._mode(*_unit(other)[:2])
+            ):
                 self.violated(f"{ran.key} was resumed beside {other.key}")
         for uuid in ran.uuids if self._mode(*_unit(ran)[:2]) == "exclusive" else ():
             self._check_memory(machine, uuid, f"{ran.key} which was resumed")

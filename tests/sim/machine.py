@@ -20,6 +20,7 @@ from moorage.bus.simulated.processes import Process
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer, MembersOf
+from moorage.worker.limiter.limits import Limits
 from moorage.worker.member_messages import MemberName
 from moorage.worker.supervisor.client import (
     Supervised,
@@ -44,6 +45,8 @@ SPAWN_S: Final = 0.03
 HURRIED_S: Final = 2.0
 #: with what those exit that listen to SIGTERM and do not die of it
 TOLD_CODES: Final = {"graceful": 0, "fragile": 3}
+#: seconds until a job whose calls are stopped makes its next one, on average
+USED_AFTER_S: Final = 6.0
 #: seconds until a new supervisor of a machine answers
 SUPERVISOR_START_S: Final = 0.1
 
@@ -67,6 +70,7 @@ class Machine:
         self.on_start: Callable[[Ran], None] = lambda _: None
         self.on_resume: Callable[[Machine, Ran], None] = lambda *_: None
         self.supervisor: Supervisor | None = None
+        self.used_s: dict[MemberName, float] = {}  # when a member whose calls wait makes its next one
         self.frozen: dict[MemberName, bool] = {}  # whether it is, and not just being frozen
         self._supervisors = 0
         self._left: dict[str, Ended] = {}  # ends in the supervisors' journal, not forgotten yet
@@ -168,6 +172,46 @@ class MachineFreezer(Freezer):
         rng = self._machine.rng
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         return rng.choice((fault, "broken")) if rng.random() < self._faults else "frozen"
+
+
+class MachineLimits(Limits):
+    """The calls of what runs on a machine: while they are stopped the first one comes at a time of its own.
+
+    As a segment does, this outlives the agent.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def begin(self, living: Iterable[MemberName]) -> None:
+        kept = set(living)
+        self._machine.used_s = {name: at_s for name, at_s in self._machine.used_s.items() if name in kept}
+
+    async def run(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def of_process(self, *_: object) -> None:
+        return None
+
+    def stop(self, name: MemberName) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._machine.used_s.setdefault(name, now_s + self._machine.rng.expovariate(1 / USED_AFTER_S))
+
+    def go_on(self, name: MemberName) -> None:
+        self.over(name)
+
+    def wanted(self) -> list[MemberName]:
+        now_s = asyncio.get_running_loop().time()
+        return [name for name, at_s in self._machine.used_s.items() if at_s <= now_s]
+
+    def wakes(self, name: MemberName) -> bool:
+        return True
+
+    def over(self, name: MemberName) -> None:
+        self._machine.used_s.pop(name, None)
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(slots=True)

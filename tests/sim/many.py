@@ -42,6 +42,7 @@ def run(seed: int, wide: bool = False) -> Told:
         wrong = f"the simulation broke: {error!r}"
     seen = world.judge.preemptions
     world.did.update({"preempted": seen.ended, "preempted and placed again": seen.ran_again})
+    world.did["a guest began"] = world.judge.guests
     return Told(seed, wrong, world.did, world.judge.records, world.judge.started_members)
 
 

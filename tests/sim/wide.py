@@ -22,6 +22,7 @@ import msgspec
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import AT_RUNNING, LOST_KEPT
+from moorage.schemas.job import QOS
 from moorage.schemas.subjects import Subjects
 from tests.sim.accidents import FEW_ACTS, Accidents
 from tests.sim.callers import ANSWER_S, TENANTS, Callers
@@ -39,6 +40,9 @@ BATCHED: Final = 0.1
 CONDITIONAL: Final = 0.1
 #: of the jobs that may be guests
 GUESTS: Final = 0.5
+#: of the worlds whose workers freeze what is not used, and after how many seconds
+FREEZING: Final = 0.7
+AUTO_FREEZE_S: Final = {"low": 1, "medium": 3, "high": 10}
 
 
 class WideWorld(World):
@@ -54,6 +58,8 @@ class WideWorld(World):
         self.restores = Restores(self, self._restore_began, self._forgotten)
         self.judge.on_accepted = self.followers.accepted
         takeover_s = chance.choice((4.0, 4.0, 2.0, 6.0))
+        if chance.random() < FREEZING:
+            self.freezing = {"limiter": True, "auto_freeze": True, "auto_freeze_s": AUTO_FREEZE_S}
         self._configs = {name: self._settings(chance, takeover_s) for name in self.schedulers}
 
     def _settings(self, chance: random.Random, takeover_s: float) -> Config:
@@ -139,6 +145,8 @@ class WideCallers(Callers):
         alone = "gpu" in body and gpu.get("sharing", "exclusive") == "exclusive" and gpu.get("scheduling") != "gang"
         if alone and body.get("on_partition") != "keep" and self._rng.random() < GUESTS:
             body["guest"] = True
+        if self._rng.random() < 0.5:
+            body["qos"] = self._rng.choice(QOS)
         if self._rng.random() < BATCHED:
             await self._submit_batch(tenant, job, body)
             return

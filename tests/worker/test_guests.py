@@ -23,6 +23,7 @@ from moorage.worker.member_messages import (
     Release,
     Restored,
     SeenFree,
+    Started,
 )
 from moorage.worker.members import Members
 from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
@@ -73,7 +74,7 @@ def test_a_guest_is_taken_in_beside_a_frozen_member_alone(bench: Guested) -> Non
     bench.kinds()
     assert bench.guest(name_of("g", fence=13)) == ["claimed"]
     assert bench.guest(name_of("h", fence=14)) == ["refused"], "one guest a device"
-    assert bench.guest(name_of("i", fence=15), (0, 1)) == ["refused"], "nobody has slot 1"
+    assert bench.guest(name_of("i", fence=15), (1,)) == ["refused"], "nobody has slot 1"
 
 
 def test_no_guest_comes_to_a_member_that_is_being_resumed_or_is_to_end(bench: Guested) -> None:
@@ -86,6 +87,12 @@ def test_no_guest_comes_to_a_member_that_is_being_resumed_or_is_to_end(bench: Gu
     bench.want(End(*OWNER, "cancelling"))
     bench.kinds()
     assert bench.guest(name_of("late", fence=12)) == ["refused"]
+
+
+def test_no_guest_comes_to_a_member_that_ends_frozen(bench: Guested) -> None:
+    bench.frozen(grace_s=0)
+    assert of(FreezeMember, bench.want(End(*OWNER, "cancelling"))) == []
+    assert bench.guest() == ["refused"]
 
 
 def test_a_member_is_not_resumed_before_its_guests_memory_is_seen_free(bench: Guested) -> None:
@@ -136,6 +143,20 @@ def test_a_guest_whose_memory_stays_keeps_the_member_frozen(bench: Guested) -> N
     assert of(FreezeMember, bench.freeze(on=False)) == []
     bench.do(SeenFree([GUEST]))
     assert of(FreezeMember, bench.freeze(on=False))
+
+
+def test_a_guest_that_is_frozen_itself_is_resumed_beside_the_frozen_member(bench: Guested) -> None:
+    """Its memory has room there, so it runs on by an order, and to save its work within its grace."""
+    bench.frozen()
+    bench.want(guest_of(place(GUEST, (0,), request=body(run={"grace_s": 5}))))
+    bench.do(Started([GUEST]))
+    bench.freeze(GUEST)
+    bench.do(FreezeAnswered([(GUEST, "frozen", "")]))
+    assert [command.member.name for command in of(FreezeMember, bench.freeze(GUEST, on=False))] == [GUEST]
+    bench.do(FreezeAnswered([(GUEST, "running", "")]))
+    bench.freeze(GUEST)
+    bench.do(FreezeAnswered([(GUEST, "frozen", "")]))
+    assert [(c.member.name, c.on) for c in of(FreezeMember, bench.want(End(*GUEST, "ending")))] == [(GUEST, False)]
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -70,6 +70,12 @@ def test_others_are_not_measured(wrong: dict[str, Any]) -> None:
     assert metered(held(**wrong), *READINGS) is None
 
 
+def test_what_a_guest_does_on_a_device_counts_for_the_guest_alone() -> None:
+    both = held() | held(name=OTHER)
+    both[NAME].frozen = True
+    assert metered(both, READINGS[0]) == [(OTHER, 1000, 2_000_000)]
+
+
 def test_what_a_vm_uses_of_its_gpu_is_not_taken_for_nothing() -> None:
     assert metered(held(), SlotReading(handed_on=True)) is None
 

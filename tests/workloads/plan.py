@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from moorage.schemas.frames import NOT_HERE, NOT_PERMITTED
+from tests.workloads.themes import ADDED, ADDED_FROM, ALL, LENT, LENT_FROM, THEMES
 
 H100: Final = "NVIDIA H100 80GB HBM3"
 L40S: Final = "NVIDIA L40S"
@@ -140,7 +141,10 @@ class Draw:
             how = {"mps": self.pick("counted", "next-attempt"), "time-slice": self.pick("counted", "live")}
             spec["capabilities"] = {name: {"resizes": how} for name in ("noop", "process")}
         if self.may("guests"):
-            able = {"freezes": True, "guests": self.pick(True, True, True, False)}
+            able = spec.get("capabilities", {}).get("noop", {}) if "resize" in self.odds else {}
+            able = able | {"freezes": True, "guests": self.pick(True, True, True, False)}
+            if self.may("no fence"):
+                able["fence"] = "none"
             spec["capabilities"] = dict.fromkeys(("noop", "process"), able)
 
     # ------------------------------------------------------------------------------------------------- the requests
@@ -236,6 +240,8 @@ class Draw:
             fields["on_partition"] = "keep"
         elif gpu is not None and gpu.keys().isdisjoint(("sharing", "profile")) and self.may("guest"):
             fields["guest"] = gpu.get("scheduling") != "gang"
+        if self.may("qos"):
+            fields["qos"] = self.pick("low", "medium", "high", "critical")
         if gpu is not None and self.may("exact"):
             ids = self.ids() if "profile" not in gpu else self.ids()[:1]
             gpu |= {"count": len(ids)} if len(ids) > 1 or "count" in gpu else {}
@@ -295,6 +301,19 @@ class Draw:
             given["s"] = self.pick(5, 24, 40)
         self.add(verb, **given)
 
+    def _use(self) -> None:
+        """Jobs are not used and are to be frozen, or are used again; some cannot be, and some take long to end."""
+        for verb in ("idle", "use"):
+            if self.may(verb):
+                self.add(verb, salt=self.salt(), percent=self.pick(20, 60, 100))
+        if self.may("will not"):
+            self.add("will not", worker=self.salt())
+        if self.may("breaks"):
+            self.add("breaks", worker=self.salt())
+        for verb in ("lingers", "slow"):
+            if self.may(verb):
+                self.add(verb, percent=self.pick(0, 0, 50, 100))
+
     def round(self) -> None:
         """One round of a case: some of everything, then time goes on."""
         while self.chance("submit"):
@@ -309,6 +328,7 @@ class Draw:
             self.add("order", verb="resize", tenant="t", job=self.salt(), **part)
         if self.may("freeze"):
             self.add("order", verb=self.pick("freeze", "freeze", "resume"), tenant="t", job=self.salt())
+        self._use()
         if self.chance("operate"):
             self.operate()
         if self.chance("trouble"):
@@ -326,104 +346,12 @@ class Draw:
         self.add("tick", ms=self.pick(5, 50, 400, 1_000, 2_000))
 
 
-_ALL: Final = {
-    "submit": 0.55, "batch": 0.15, "cancel": 0.08, "order": 0.08, "operate": 0.05, "trouble": 0.06, "refuse": 0.06,
-    "obey": 0.3, "join late": 0.02, "lead": 0.01, "work": 0.35, "order of a job": 0.5, "window": 0.6,
-    "large": 0.02, "mixed host": 0.15, "no memory": 0.1, "label": 0.2, "few modes": 0.15, "few drivers": 0.1,
-    "rules": 0.06, "few sharers": 0.15, "not all lent": 0.15, "linked": 0.3,
-    "no gpu": 0.15, "many gpus": 0.3, "model": 0.4, "vendor": 0.1, "least memory": 0.1, "share": 0.2, "part": 0.5,
-    "slot": 0.3, "gang": 0.15, "spread": 0.1, "priority": 0.3, "limit of time": 0.4, "other driver": 0.05,
-    "resources": 0.3, "requires": 0.08, "deadline": 0.05, "start within": 0.05, "reject": 0.05, "keep": 0.1,
-}  # fmt: skip
-#: what a theme has more or less of than `_ALL`: a rare sequence of one kind hardly ever comes where all kinds come
-THEMES: Final[dict[str, dict[str, float]]] = {
-    "mixed": {},
-    "processors alone": {"no gpu": 1.0, "batch": 0.6, "submit": 0.7, "resources": 0.6, "requires": 0.0},
-    "shares alone": {"no gpu": 0.0, "share": 1.0, "many gpus": 0.15, "gang": 0.1, "submit": 0.7, "few modes": 0.3},
-    "gangs alone": {"no gpu": 0.0, "gang": 1.0, "share": 0.05, "model": 0.1, "trouble": 0.03},
-    "backfill": {
-        "batch": 0.7, "many gpus": 0.5, "limit of time": 1.0, "own limit of time": 0.5, "refuse": 0.0, "obey": 0.0,
-        "model": 0.0, "vendor": 0.0, "share": 0.0, "gang": 0.1, "no gpu": 0.0, "priority": 0.05, "work": 0.2,
-        "trouble": 0.0, "order": 0.02, "operate": 0.02, "few drivers": 0.0, "requires": 0.0, "refuse the job": 0.8,
-        "resources": 0.0, "other driver": 0.0,
-    },
-    "orders": {
-        "order": 0.3, "order of a job": 0.3, "many gpus": 0.5, "limit of time": 0.2, "model": 0.1, "share": 0.05,
-        "work": 0.15, "no gpu": 0.05, "trouble": 0.0, "submit": 0.5,
-    },
-    "preemption": {
-        "many gpus": 0.15, "model": 0.1, "share": 0.05, "gang": 0.05, "priority": 1.0, "work": 0.1, "trouble": 0.0,
-        "no gpu": 0.05, "submit": 0.7, "order": 0.05, "refuse": 0.02,
-    },
-    "drains": {"operate": 0.3, "window": 0.9, "limit of time": 0.7, "own limit of time": 0.3, "batch": 0.4},
-    "troubles": {"trouble": 0.4, "lead": 0.05, "join late": 0.05, "refuse": 0.15},
-    "models nobody has": {"model": 0.9, "vendor": 0.3, "join late": 0.06, "batch": 0.5, "reject": 0.2},
-    "ever new shapes": {},
-}  # fmt: skip
-#: seeds from here on draw themes of `ADDED`, with kinds that those before do not know; these stay as they were
-ADDED_FROM: Final = 100_000
-ADDED: Final[dict[str, dict[str, float]]] = {
-    "exact devices": {
-        "exact": 0.5, "many gpus": 0.4, "model": 0.05, "vendor": 0.02, "no gpu": 0.05, "submit": 0.65, "gang": 0.05,
-        "label": 0.05, "requires": 0.02, "join late": 0.05, "resources": 0.1,
-    },
-    "exact devices, preempted": {
-        "exact": 0.5, "many gpus": 0.1, "model": 0.05, "share": 0.05, "gang": 0.05, "priority": 1.0, "work": 0.1,
-        "trouble": 0.0, "no gpu": 0.05, "submit": 0.7, "order": 0.05, "refuse": 0.02,
-    },
-    "slices": {
-        "slices": 0.7, "profile": 0.4, "least memory": 0.5, "exact": 0.1, "model": 0.1, "submit": 0.65, "gang": 0.2,
-        "no gpu": 0.05, "large": 0.0,
-    },
-    "levels": {
-        "levels": 0.7, "enforce": 0.6, "share": 0.7, "part": 0.9, "few modes": 0.2, "other driver": 0.3, "model": 0.1,
-        "many gpus": 0.1, "no gpu": 0.1, "submit": 0.6,
-    },
-    "capability": {"capability": 0.8, "least capability": 0.6, "model": 0.3, "submit": 0.6, "least memory": 0.2},
-    "preferred": {
-        "share": 1.0, "prefer": 0.8, "no gpu": 0.0, "many gpus": 0.3, "gang": 0.2, "spread": 0.2, "submit": 0.7,
-        "model": 0.1, "few sharers": 0.4,
-    },
-    "kept devices": {
-        "slot modes": 0.7, "share": 0.5, "prefer": 0.2, "no gpu": 0.05, "gang": 0.2, "spread": 0.1, "exact": 0.1,
-        "mixed host": 0.4, "few modes": 0.1, "model": 0.2, "submit": 0.65, "priority": 0.6, "join late": 0.05,
-    },
-    "users of a device": {
-        "users": 0.8, "user": 0.3, "share": 0.9, "part": 0.7, "prefer": 0.3, "no gpu": 0.05, "model": 0.1, "gang": 0.2,
-        "spread": 0.15, "many gpus": 0.1, "submit": 0.7, "join late": 0.06, "lead": 0.03, "slot modes": 0.2,
-    },
-    "gangs cut short": {
-        "gang": 0.9, "no gpu": 0.0, "model": 0.05, "share": 0.05, "operate": 0.45, "window": 0.5, "cancel": 0.2,
-        "refuse": 0.15, "obey": 0.6, "lead": 0.04, "trouble": 0.1, "limit of time": 0.6, "submit": 0.5, "work": 0.3,
-    },
-    "drains and reservations": {
-        "operate": 0.35, "window": 0.9, "batch": 0.6, "many gpus": 0.5, "limit of time": 1.0, "own limit of time": 0.5,
-        "refuse": 0.0, "model": 0.0, "vendor": 0.0, "share": 0.0, "gang": 0.2, "no gpu": 0.0, "priority": 0.1,
-        "work": 0.2, "trouble": 0.0, "order": 0.05, "few drivers": 0.0, "requires": 0.0, "resources": 0.0,
-        "other driver": 0.0,
-    },
-    "resized": {
-        "resize": 0.5, "share": 1.0, "part": 0.8, "no gpu": 0.0, "many gpus": 0.2, "gang": 0.1, "submit": 0.5,
-        "model": 0.05, "few modes": 0.1, "other driver": 0.2, "lead": 0.03, "refuse": 0.02, "work": 0.2,
-    },
-    "guests": {
-        "guests": 0.9, "guest": 0.6, "freeze": 0.7, "no gpu": 0.02, "share": 0.05, "gang": 0.05, "many gpus": 0.25,
-        "model": 0.1, "submit": 0.65, "work": 0.2, "lead": 0.04, "refuse": 0.03, "cancel": 0.12, "slices": 0.05,
-        "large": 0.0, "few modes": 0.03, "exact": 0.05, "keep": 0.15, "limit of time": 0.5,
-    },
-    "all of it": {
-        "exact": 0.15, "slices": 0.2, "profile": 0.1, "levels": 0.3, "enforce": 0.15, "capability": 0.4,
-        "least capability": 0.15, "prefer": 0.4, "share": 0.3, "operate": 0.12, "trouble": 0.12, "order": 0.12,
-    },
-}  # fmt: skip
-
-
 def address(worker: str, slot: int) -> str:
     """Return the PCI address of a device of a generated worker."""
     return f"0000:{int(worker[1:]) % 256:02x}:{slot:02x}.0"
 
 
-_PREEMPTED: Final = ("preemption", "exact devices, preempted")
+_PREEMPTED: Final = ("preemption", "exact devices, preempted", "lent, preempted")
 
 
 def _settings(draw: Draw, theme: str) -> dict[str, Any]:
@@ -553,6 +481,22 @@ def _preemption(draw: Draw) -> None:
     _rounds(draw, 6)
 
 
+def _lent(draw: Draw) -> None:
+    """Hosts full of jobs, most of which are frozen, and guests come; then whatever happens."""
+    gpus = draw.pick(1, 2, 2, 4)
+    for _ in range(draw.random.randrange(1, 5)):
+        draw.worker(models=[draw.pick(H100, L40S)] * gpus, cpu_milli=0, memory_mib=0)
+    for _ in range(draw.random.randrange(2, 8)):
+        draw.submit()
+    draw.add("tick", ms=400)
+    draw.add("tick", ms=400)
+    draw.add("idle", salt=draw.salt(), percent=draw.pick(60, 100))
+    draw.add("tick", ms=400)
+    _rounds(draw, 14)
+    draw.add("rest")
+    _rounds(draw, 8)
+
+
 _MAKERS: Final[dict[str, Callable[[Draw], None]]] = {
     "ever new shapes": _ever_new, "preemption": _preemption, "backfill": _crowded, "orders": _crowded,
     "exact devices, preempted": _preemption, "drains and reservations": _crowded,
@@ -561,9 +505,9 @@ _MAKERS: Final[dict[str, Callable[[Draw], None]]] = {
 
 def made(seed: int) -> Plan:
     """The plan of a seed. Every case ends in rest, and then in the end of all its jobs."""
-    kinds = THEMES if seed < ADDED_FROM else ADDED
+    kinds = THEMES if seed < ADDED_FROM else ADDED if seed < LENT_FROM else LENT
     theme = list(kinds)[seed % len(kinds)]
-    draw = Draw(seed, _ALL | kinds[theme])
+    draw = Draw(seed, ALL | kinds[theme])
     settings = _settings(draw, theme)
     _MAKERS.get(theme, _mixed)(draw)
     draw.add("rest")

@@ -22,11 +22,13 @@ class Record(Driving):
         self.acts: list[AnyAct] = []
         self.steps = 0
         self.held_before: set[int] = set()  # workers that were held for preemptors as the record was built
+        self.shut_before: dict[int, int] = {}  # by worker number the slots that were in quarantine as it was built
 
     def store(self, payload: bytes) -> int:
         record = decode_record(payload)
         self.acts, self.steps = record.acts, len(record.steps)
         self.held_before = {num for job in self.state.preempting.values() for num in (job.preempts or ((),))[0]}
+        self.shut_before = {worker.num: worker.quarantined for worker in self.state.worker_by_num}
         return super().store(payload)
 
     def check(self) -> None:

@@ -73,7 +73,7 @@ class Room:
             shut |= {int(name[1:]) for name in world.ill.get(worker.id, ())}
         if not world.resting:  # the scheduler learns with the next renewal what became of these devices
             host = world.drive.engine.fleet.hosts[num]
-            shut |= slots_of(host.busy | host.sick)
+            shut |= slots_of(host.busy | host.sick | world.drive.shut_before.get(num, 0))
             waiting = waiting or (host.waiting and not empty)
         self.lent = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
         self.slots = [] if waiting else [slot for slot in self.lent if slot not in shut]
@@ -111,7 +111,9 @@ class Room:
         """Whether a guest gets the device of a frozen job."""
         told = (self.hello.get("capabilities") or {}).get(request.workload.driver, {})
         device = self.hello["gpu_pool"][slot]
-        is_lent = slot in self.frozen - self.guests and request.guest and told.get("guests")
+        is_lent = (
+            slot in self.frozen - self.guests and request.guest and told.get("guests") and told.get("fence") != "none"
+        )
         return bool(is_lent) and not device.get("profile") and answers(device, request)
 
     def _choose(self, job: Job, request: Request, avoiding: bool, *, as_guest: bool = False) -> list[int] | None:

@@ -13,7 +13,8 @@ import pytest
 from tests.turns import seeds
 from tests.workloads.__main__ import failure, shrink
 from tests.workloads.many import Passed
-from tests.workloads.plan import ADDED, ADDED_FROM, THEMES, Step, made
+from tests.workloads.plan import Step, made
+from tests.workloads.themes import ADDED, ADDED_FROM, LENT, LENT_FROM, THEMES
 from tests.workloads.world import World
 
 #: cases of `make test`, and further ones of `make test-all`: of the first themes, and of those that were added
@@ -21,7 +22,10 @@ OFTEN, MORE = 10, 80
 ADDED_OFTEN, ADDED_MORE = 5, 40
 
 
-@pytest.mark.parametrize("seed", [*seeds(OFTEN, MORE), *seeds(ADDED_OFTEN, ADDED_MORE, ADDED_FROM)])
+@pytest.mark.parametrize(
+    "seed",
+    [*seeds(OFTEN, MORE), *seeds(ADDED_OFTEN, ADDED_MORE, ADDED_FROM), *seeds(ADDED_OFTEN, ADDED_MORE, LENT_FROM)],
+)
 def test_nothing_waits_that_could_start_and_no_table_grows(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.workloads --seed {seed}"
@@ -68,6 +72,7 @@ def test_a_plan_is_the_same_for_a_seed_and_every_theme_has_its_turn() -> None:
     assert made(17) == made(17)
     assert {made(seed).theme for seed in range(len(THEMES))} == set(THEMES)
     assert {made(ADDED_FROM + seed).theme for seed in range(len(ADDED))} == set(ADDED)
+    assert {made(LENT_FROM + seed).theme for seed in range(len(LENT))} == set(LENT)
 
 
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.queries.usage import usage
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell
-from tests.scheduler.honest_worker import Worker
-from tests.workloads import placed, reference, told, victims
+from moorage.schemas.codec import decode_request
+from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell, Wanted
+from tests.scheduler.honest_worker import Key, Worker
+from tests.workloads import lent, placed, reference, told, victims
 from tests.workloads.plan import MEMORY_OF, PROFILES, VENDOR_OF, Plan, address
 from tests.workloads.record import Record
 from tests.workloads.tables import Tables, small_bounds
@@ -68,6 +69,47 @@ class Refusing(Worker):
     salt = 0
     why = ""
     _said = ""
+    lingers = 0  # of a hundred that exit, so many leave memory on their devices until the next rest
+    slow = 0  # of a hundred that are asked to end, so many do not do so at once
+    breaks = False  # the next member that is to be frozen or resumed can neither run nor be frozen
+    left: tuple[Key, ...] = ()
+    early = ""  # what it was asked to resume while a guest had not ended
+
+    def obey(self, frame: Wanted) -> None:
+        if frame.well and frame.session == self.session:  # an operator says that these devices are free
+            self.come_free(set(frame.well))
+        for freeze in frame.freeze if frame.session == self.session else ():
+            owner = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
+            if not freeze.on and owner is not None and not owner.place.guest:
+                living = [held for held in self.held.values() if held.place.guest and held.phase != "exited"]
+                if any(not set(owner.place.slots).isdisjoint(held.place.slots) for held in living):
+                    self.early = freeze.job
+        if self.breaks and frame.freeze and frame.session == self.session:
+            self.breaks, name = False, frame.freeze[0]
+            key = (name.tenant, name.job, name.replica, name.fence)
+            if key in self.held and self.held[key].phase in ("running", "frozen"):
+                self.finish(key, -9, "lost")
+        super().obey(frame)
+
+    def finish(self, key: Key, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
+        draw = random.Random(f"{key} {self.no} {self.renewals}")
+        if detail == "end" and draw.randrange(100) < self.slow:
+            return  # it is asked again
+        stays = freed and draw.randrange(100) < self.lingers
+        super().finish(key, code, detail, freed=freed and not stays)
+        if stays:
+            self.left += (key,)
+            if draw.random() < 0.5:
+                place = self.held[key].place
+                self.say("quarantined", place, 0, ",".join(map(str, place.slots)))
+
+    def come_free(self, slots: set[int] | None = None) -> None:
+        """The memory of all that has exited is seen free, or of what had none but these slots."""
+        self.left = tuple(key for key in self.left if key in self.held)
+        seen = [key for key in self.left if slots is None or slots.issuperset(self.held[key].place.slots)]
+        for key in seen:
+            self.free(key)
+        self.left = tuple(key for key in self.left if key not in seen)
 
     def blocked(self, place: Place) -> bool:
         self._said = ""
@@ -146,6 +188,7 @@ class World:
         self.records += 1
         placed.confirm(self)
         victims.confirm(self)
+        lent.confirm(self)
         self._look_at_tables()
 
     def _holding(self) -> Counter[str]:
@@ -226,6 +269,7 @@ class World:
     def rest(self) -> None:
         """Nothing new happens, pauses end: then what waits is confirmed."""
         self.refuse(0, 0, "")
+        self._obey()
         engine, quiet = self.drive.engine, 0
         for _ in range(REST_TICKS_MAX):
             self.tick(REST_MS)
@@ -238,6 +282,7 @@ class World:
             raise AssertionError(f"no rest after {REST_TICKS_MAX * REST_MS // 1000} s: {self._restless()}")
         self.resting = True
         wrong, found = reference.confirm(self)
+        wrong += lent.restless(self)
         wrong += victims.hidden(self, found.get("no room", [])) + told.confirm(self, found)
         for reason, waiting in found.items():
             self.found[reason] += len(waiting)
@@ -251,6 +296,7 @@ class World:
 
     def end_all(self) -> None:
         """All jobs are cancelled: nothing stays behind, and one job more starts if it may."""
+        self._obey()
         for job in list(self.drive.state.jobs.values()):
             if not job.over:
                 self.drive.offer_cancel(job.name, tenant=job.tenant, why=END)
@@ -261,6 +307,7 @@ class World:
         left = [f"{job.tenant}/{job.name} {job.state}" for job in self.drive.state.jobs.values() if not job.over]
         assert not left, f"cancelled, and not over: {left}"
         self._confirm_usage()
+        lent.confirm_over(self)
         self.submit("last", "the-last", {"gpu": {"vendor": ""}, "run": {"driver": "noop"}})
         self.submit("last", "the-very-last", {"run": {"driver": "noop"}})
         self.rest()
@@ -297,6 +344,54 @@ class World:
             for key in [key for key, held in worker.held.items() if held.phase == "running"]:
                 if draw.randrange(100) < percent:
                     worker.finish(key, code)
+
+    def _refusing(self) -> list[Refusing]:
+        return [worker for worker in self.drive.workers.values() if isinstance(worker, Refusing)]
+
+    def _obey(self) -> None:
+        """From now on workers do all that they are asked."""
+        self.lingers(0)
+        self.slow(0)
+        for worker in self._refusing():
+            worker.freezes, worker.breaks = True, False
+            worker.come_free()
+
+    def idle(self, salt: int, percent: int) -> None:
+        """So many in a hundred of what runs alone on its devices are not used, and are due to be frozen."""
+        draw = random.Random(salt)
+        for worker in self.drive.workers.values():
+            for held in worker.held.values():
+                alone = held.phase == "running" and held.place.slots and held.place.mode == "exclusive"
+                if alone and draw.randrange(100) < percent and decode_request(held.place.body).qos != "critical":
+                    worker.say("freeze-due", held.place, 300)
+
+    def use(self, salt: int, percent: int) -> None:
+        """So many in a hundred of what is frozen are used again."""
+        draw = random.Random(salt)
+        for worker in self.drive.workers.values():
+            for held in worker.held.values():
+                if held.phase == "frozen" and draw.randrange(100) < percent:
+                    worker.say("resume-due", held.place)
+
+    def will_not(self, worker: int) -> None:
+        """A worker's driver freezes nothing any more, or does so again."""
+        found = self._worker(worker)
+        if found is not None:
+            found.freezes = not found.freezes
+
+    def breaks(self, worker: int) -> None:
+        """The next job that a worker is to freeze or to resume is lost."""
+        found = self._worker(worker)
+        if isinstance(found, Refusing):
+            found.breaks = True
+
+    def lingers(self, percent: int) -> None:
+        for worker in self._refusing():
+            worker.lingers = percent
+
+    def slow(self, percent: int) -> None:
+        for worker in self._refusing():
+            worker.slow = percent
 
     def busy(self, worker: int, slot: int) -> None:
         """A process of the worker's own host claims a device that is free, or gives it back."""

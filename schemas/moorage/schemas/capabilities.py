@@ -52,7 +52,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     brings_files: bool = False  # a job may bring files, and keep what it writes into its folder
     outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
     freezes: bool = False  # members can be frozen, with the memory of their GPUs in the host's RAM, and resumed
-    guests: bool = False  # a member may have the devices of a member that is frozen, see `Request.guest`
+    guests: bool = False  # a member may have the devices of a frozen member, see `Request.guest`; not with fence `none`
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"
     gpu_enabled: bool = True  # its jobs may have GPUs
@@ -93,8 +93,9 @@ def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
 
 
 def takes_guests(hello: Mapping[str, Any], driver: str) -> bool:
-    """Return whether a worker gives a driver's jobs the devices of frozen ones."""
-    return bool((hello.get("capabilities") or {}).get(driver, {}).get("guests"))
+    """Return whether a worker gives a driver's jobs the devices of frozen ones: those that end with its lease."""
+    told = (hello.get("capabilities") or {}).get(driver, {})
+    return bool(told.get("guests")) and told.get("fence") != "none"
 
 
 def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:

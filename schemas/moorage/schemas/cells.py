@@ -6,6 +6,10 @@ from typing import Final
 
 FREE: Final = "·"
 LEASED: Final = "#"
+#: its job is frozen, and keeps it
+FROZEN: Final = "f"
+#: its job is frozen, and a guest has it meanwhile
+GUEST: Final = "g"
 #: sick or quarantined
 SICK: Final = "!"
 #: used by somebody else than moorage
@@ -18,6 +22,8 @@ SHARERS_MAX: Final = 9
 STATES: Final = {
     FREE: "free",
     LEASED: "leased",
+    FROZEN: "frozen",
+    GUEST: "guest",
     SICK: "sick",
     FOREIGN: "foreign",
     NOT_LENT: "not-lent",

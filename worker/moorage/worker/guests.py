@@ -18,6 +18,11 @@ def beside(held: Iterable[Member], member: Member) -> list[Member]:
     return [each for each in held if each.place.guest is not guest and not set(slots).isdisjoint(each.slots)]
 
 
+def guests_of(held: Iterable[Member], member: Member) -> list[Member]:
+    """Return the guests on a member's devices; a guest has none, and is resumed beside a member that stays frozen."""
+    return [] if member.place.guest else beside(held, member)
+
+
 def why_no_guest(held: Iterable[Member], place: Place) -> str:
     """Return why a guest cannot have its slots; "" where each of them is that of one frozen member and of no guest."""
     free = set(place.slots)
@@ -35,7 +40,7 @@ def why_no_guest(held: Iterable[Member], place: Place) -> str:
 
 def resumes_to_end(held: Iterable[Member], member: Member) -> bool:
     """Return whether a frozen member that is to end is resumed: what it saves of its work may be on a GPU."""
-    return member.frozen and member.phase == "ending" and member.grace_s > 0 and not beside(held, member)
+    return member.frozen and member.phase == "ending" and member.grace_s > 0 and not guests_of(held, member)
 
 
 def slots_of_guests(held: Iterable[Member], member: Member) -> frozenset[int]:
@@ -43,8 +48,7 @@ def slots_of_guests(held: Iterable[Member], member: Member) -> frozenset[int]:
 
     It was frozen as they came and not resumed since, so it has no memory there; they are seen free with the guest.
     """
-    guests = [] if member.place.guest else beside(held, member)
-    return frozenset(slot for guest in guests for slot in guest.slots)
+    return frozenset(slot for guest in guests_of(held, member) for slot in guest.slots)
 
 
 def unfounded(held: Sequence[Member]) -> list[Member]:

@@ -30,9 +30,9 @@ from moorage.schemas.frames import (
     used_detail,
 )
 from moorage.schemas.request_cache import RequestCache
+from moorage.worker import guests
 from moorage.worker.environment import start_failed
 from moorage.worker.fact_outbox import FactOutbox
-from moorage.worker.guests import beside, resumes_to_end, slots_fault, slots_of_guests, unfounded, why_no_guest
 from moorage.worker.inventory.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import (
@@ -169,7 +169,7 @@ class MemberTable:
                 self._refuse(name, f"no driver {member.driver}")
             elif (other := self._suspect_beside(member)) is not None:
                 self._refuse(name, f"job {other.job} runs alone first: the supervisor died while both ran")
-            elif place.guest and (why := why_no_guest(held.values(), place)):
+            elif place.guest and (why := guests.why_no_guest(held.values(), place)):
                 self._refuse(name, why)
             elif len(wanted) >= room or self._held_bytes > HELD_BYTES_MAX:
                 self._refuse(name, f"this worker holds {len(held)} members, as many as a frame can list")
@@ -328,7 +328,7 @@ class MemberTable:
         member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
         if member is None or member.phase != "running" or member.freezing:
             return
-        if not freeze.on and beside(self.held.values(), member):
+        if not freeze.on and guests.guests_of(self.held.values(), member):
             return  # the leader asks again once its guests have ended
         if member.frozen == freeze.on:
             self.outbox.gathered.append(Fact("frozen" if freeze.on else "resumed", *member.name))
@@ -362,7 +362,7 @@ class MemberTable:
                 self.outbox.gathered.append(Fact("not-frozen", *name, 0, why[:DETAIL_CHARS_MAX]))
 
     def _resume_to_end(self, member: Member) -> None:
-        if resumes_to_end(self.held.values(), member):
+        if guests.resumes_to_end(self.held.values(), member):
             self._freeze(member, False)
 
     def on_metered(self, event: Metered) -> None:
@@ -470,13 +470,13 @@ class MemberTable:
                 self.on_not_started(NotStarted([(member.name, detail)]))
         for name in event.withdrawn:
             self.tombstones.report(name, "withdrawn", 0, "never started")
-        for guest in unfounded(list(self.held.values())):
+        for guest in guests.unfounded(list(self.held.values())):
             self._end_member(guest, 0.0, LOST)
 
     # ----------------------------------------------------------------------------------- the devices after the end
 
     def _await_free(self, member: Member) -> None:
-        member.left = slots_of_guests(self.held.values(), member) if member.slots else frozenset()
+        member.left = guests.slots_of_guests(self.held.values(), member) if member.slots else frozenset()
         if member.left.issuperset(member.slots) or not self.drivers[member.driver].uses_devices:
             self._freed(member)
             return
@@ -544,7 +544,7 @@ class MemberTable:
         """Remove a member that has ended from the table, and keep a tombstone of it."""
         self._unhold(member)
         self._enter(member, "over")
-        for owner in beside(self.held.values(), member) if member.place.guest else ():
+        for owner in guests.beside(self.held.values(), member) if member.place.guest else ():
             self._resume_to_end(owner)
         if kind == "exited":
             self.tombstones.remember(member.name, kind, code, detail)
@@ -587,7 +587,7 @@ class MemberTable:
                 raise Defect(f"{name} is held and over")
             if name in self._freeing and member.phase != "exited":
                 raise Defect(f"{name} waits for its memory in phase {member.phase}")
-        if fault := slots_fault(self.held.values()):
+        if fault := guests.slots_fault(self.held.values()):
             raise Defect(fault)
         if self._held_bytes != sum(HELD_BYTES + len(name[0]) + len(name[1]) for name in self.held):
             raise Defect(f"{len(self.held)} members are held, counted as {self._held_bytes} bytes")

@@ -15,7 +15,7 @@ from moorage.cli.framework.render import GAP, age, folded, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
-from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
+from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
 
@@ -28,8 +28,8 @@ TROUBLES_MAX: Final = 20
 #: cells of devices that somebody should look at
 _ODD: Final = frozenset((SICK, FOREIGN, LOST))
 LEGEND: Final = (
-    f"{FREE} free  {LEASED} leased  1-{SHARERS_MAX} sharers  {SICK} sick  {FOREIGN} used by others  {NOT_LENT} not lent"
-    f"  {LOST} lost"
+    f"{FREE} free  {LEASED} leased  {FROZEN} frozen  {GUEST} lent to a guest  1-{SHARERS_MAX} sharers  {SICK} sick"
+    f"  {FOREIGN} used by others  {NOT_LENT} not lent  {LOST} lost"
 )
 
 

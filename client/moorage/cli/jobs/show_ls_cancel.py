@@ -114,6 +114,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("age", age(data["age_ms"]) if "age_ms" in data else ""),
                 ("worker", data.get("worker")),
                 ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
+                ("guest", guest_words(data)),
                 ("ports", _ports(data)),
                 ("code", code_cell(data.get("code"))),
                 ("why", data.get("why")),
@@ -139,6 +140,15 @@ def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
     """How its replicas on shared GPUs are kept to their parts; one that has its GPUs alone needs no word."""
     rows = data.get("replica_states", [])
     return [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
+
+
+def guest_words(data: dict[str, Any]) -> str:
+    """Return that it has GPUs which a frozen job keeps, or that it lends its own; "" for neither."""
+    rows = data.get("replica_states", [])
+    if any(row.get("lends") for row in rows):
+        return "one has its GPUs while it is frozen, and ends before it runs on"
+    is_guest = any(row.get("guest") for row in rows)
+    return "it was placed on GPUs of a frozen job, and ends when that job needs them" if is_guest else ""
 
 
 def idle_words(seconds: int, ends_s: int) -> str:

@@ -397,8 +397,6 @@ class Fleet:
         if frozen != host.frozen:
             host.frozen = frozen
             self.refresh(host)
-        if not frozen and not host.guests:
-            self.lending.pop(host.worker.num, None)
 
     # ----------------------------------------------------------------------------------- questions
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
+from moorage.scheduler.core.beside import waits_for_guests
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.records import GangPhase
@@ -20,6 +21,7 @@ from moorage.scheduler.core.state import (
     AT_RUNNING,
     CANCELLING,
     ENDING,
+    FROZEN,
     QUEUED,
     Job,
     Member,
@@ -87,6 +89,8 @@ class Future(Play):
             self._after[held.name] = max(0, self.time_ms - started_ms(job, member))
             self._protect(self._after[held.name])
             self.end_in(held, self.runs_ms(held))
+            if member.freeze != (replica.state == FROZEN) and not waits_for_guests(member):
+                self.say("frozen" if member.freeze else "resumed", held)  # its worker is asked already
             return
         if member.phase != AT_CLAIMED:
             self.say("claimed", held, f"{held.worker}:29500" if job.gang and not held.replica else "")

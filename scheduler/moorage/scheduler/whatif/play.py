@@ -170,6 +170,10 @@ class Play:
             held = self.held.get((end.tenant, end.job, end.replica, end.fence))
             if held is not None:
                 self.told_to_end(held)
+        for freeze in frame.freeze:
+            held = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
+            if held is not None:
+                self.say("frozen" if freeze.on else "resumed", held)
 
     def _place(self, worker: str, place: Place) -> None:
         held = Held(place.tenant, place.job, place.replica, place.attempt, place.fence, worker, place.slots)

@@ -47,6 +47,8 @@ class Guests:
             if member.guest and member.mask & needed and self._lifecycle.is_on_worker(draft, member):
                 self._lifecycle.leave(draft, member, WHY, Count.NONE)
         self._fleet.set_frozen(host, frozen & ~_slices(host))
+        if not (frozen | needed | host.guests):  # one that is to be resumed may stay frozen by another order
+            self._fleet.lending.pop(host.worker.num, None)
 
 
 def _stays_frozen(member: Member, acts: Iterable[AnyAct]) -> bool:

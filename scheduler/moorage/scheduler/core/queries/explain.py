@@ -177,6 +177,9 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
     if not unleased:
         because = "a GPU that would do is shared by jobs of another user" if _is_anothers(hosts, shape) else ""
+        if shape.guest:
+            which = "a GPU of one worker is" if shape.count == 1 else f"{shape.count} GPUs of one worker are"
+            because = f"as a guest it starts where {which} free, or a frozen job's without a guest"
         return Explanation(reasons.BUSY, counts, hosts, missing, because=because)
     foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
     reason, troubled = (reasons.FOREIGN, foreign) if foreign else (reasons.SICK, unleased)

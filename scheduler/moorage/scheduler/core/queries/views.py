@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.effects.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
@@ -27,7 +28,7 @@ from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.operate.resizing import resized_of
 from moorage.scheduler.core.queries.usage import as_row, usage_of_story, used_of_job
 from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
+from moorage.scheduler.core.records import GOODBYE, MODE_NAMES, Mode
 from moorage.scheduler.core.state import (
     AT_EXITED,
     AT_MS,
@@ -45,7 +46,7 @@ from moorage.scheduler.core.state import (
     Worker,
 )
 from moorage.scheduler.core.usage import Tally
-from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
+from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
 from moorage.schemas.frames import Change
@@ -288,6 +289,8 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
         data["gpus"] = gpu_names(member.worker, member.mask)
         if member.guest:
             data["guest"] = True
+        elif member.mode == Mode.EXCLUSIVE and beside(member):
+            data["lends"] = True
         data["mode"] = MODE_NAMES[member.mode]
         if (enforced := enforced_on(member.worker.hello, engine.request_of(replica.job))) is not None:
             data["enforced"] = msgspec.to_builtins(enforced)
@@ -513,6 +516,8 @@ def cells(host: Host | None, size: int) -> str:
             text += FOREIGN if host.troubles.get(slot, ("",))[0] == "foreign" else SICK
         elif device is not None:
             text += str(min(device.users, SHARERS_MAX))
+        elif (host.frozen | host.twice) & bit:
+            text += GUEST if host.guests & bit else FROZEN
         elif not host.free & bit:
             text += LEASED if host.lent & bit else NOT_LENT
         elif host.busy & bit:

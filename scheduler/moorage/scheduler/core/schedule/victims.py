@@ -382,7 +382,7 @@ class _Search:
     def _may_end(self, job: Job, member: Member) -> Victim | None:
         draft, right, policy = self.draft, self.right, self.policy
         members = tuple(r.member for r in job.replicas if r.member is not None) if job.gang else (member,)
-        if job is right.job or not members:
+        if job is right.job or not members or member.mask & policy.fleet.hosts[member.worker.num].twice:
             return None
         if any(
             draft.replica(m.replica).member is not m or m.mode > EXCLUSIVE or draft.replica(m.replica).state != RUNNING
