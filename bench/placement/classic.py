@@ -99,7 +99,7 @@ class Classic(Pack):
 
 def _takes(host: Host, slot: int, shape: Shape) -> bool:
     device = host.shared.get(slot)
-    return bool(host.open >> slot & 1) if device is None else host.room_beside(slot, device, shape)
+    return bool(host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape))
 
 
 def _rooms_of_one(ask: Ask, table: HostTable, row: int) -> Ints:

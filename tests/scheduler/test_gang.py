@@ -334,3 +334,29 @@ def test_a_worker_with_ranks_of_many_gangs_is_lost_within_the_records_bound() ->
 def test_phases_are_those_of_the_promise() -> None:
     assert [member.name for member in GangPhase] == ["NONE", "HOLDING", "STARTED", "ENDING", "OVER"]
     assert new_job(1, "t", "g", b"", 2, "", 0, 1).gang == GangPhase.NONE
+
+
+def sharers(drive: Driving, job: str, count: int, percent: int, replicas: int, **gpu: object) -> None:
+    share = {"compute_percent": percent}
+    drive.submit(job, replicas=replicas, gpu={"count": count, "sharing": "time-slice", "share": share, **gpu})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "beside", "count", "percent", "ranks"),
+    [(5, 0, 3, 50, 3), (5, 1, 3, 50, 3), (8, 0, 3, 25, 10), (1, 1, 1, 25, 3), (2, 1, 2, 20, 3), (4, 5, 3, 25, 3)],
+)
+def test_sharers_of_several_devices_start_as_a_gang_where_all_of_them_fit(
+    gpus: int, beside: int, count: int, percent: int, ranks: int
+) -> None:
+    """If the first ranks took the same devices, the last of them would find too few, and the gang never started."""
+    drive = Driving()
+    drive.worker("w0", gpus)
+    if beside:
+        sharers(drive, "beside", 1, percent, beside)
+    sharers(drive, "g", count, percent, ranks, scheduling="gang")
+    drive.settle()
+    assert drive.states("g") == ["RUNNING"] * ranks
+    sharers(drive, "more", count, 100, 1, scheduling="gang")
+    sharers(drive, "again", count, percent, gpus * 100 // percent, scheduling="gang")
+    drive.settle()
+    assert drive.explained("again")["reason"] != "placing"

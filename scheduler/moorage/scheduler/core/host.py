@@ -375,18 +375,18 @@ class Host:
             return 0
         return self.frozen & ~self.guests & ~self.shut & self.lent & self.cls.fit(shape).mask
 
-    def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
-        """Return whether one more sharer of this shape's mode, user and share fits on this shared device."""
+    def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> int:
+        """Return how many more sharers of this shape's mode, user and share fit on this shared device."""
         if device.user and device.user != self.cls.user_of(shape):
-            return False
-        if device.mode != shape.mode or device.users >= self.cls.sharers(shape.mode):
-            return False
-        if self.waiting or self.shut >> slot & 1:
-            return False
-        if shape.compute_percent and device.percent + shape.compute_percent > 100:
-            return False
-        memory = self.cls.devices[slot][3]
-        return not (shape.share_mib and device.memory_mib + shape.share_mib > memory)
+            return 0
+        if device.mode != shape.mode or self.waiting or self.shut >> slot & 1:
+            return 0
+        most = self.cls.sharers(shape.mode) - device.users
+        if shape.compute_percent:
+            most = min(most, (100 - device.percent) // shape.compute_percent)
+        if shape.share_mib:
+            most = min(most, (self.cls.devices[slot][3] - device.memory_mib) // shape.share_mib)
+        return max(0, most)
 
     def replicas_of(self, shape: Shape, when: When) -> int:
         """Return how many replicas of a shape this host could hold at most.
@@ -402,17 +402,12 @@ class Host:
             slots = fit.mask & (self.open if now else self.lent)
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
-            beside = 0
-            if now and self.shared:
-                beside = sum(
-                    fit.mask >> slot & 1 and self.room_beside(slot, device, shape)
-                    for slot, device in self.shared.items()
-                )
+            beside = self.rooms(shape, fit) if now and self.shared else {}
             guests = self.lendable_to(shape).bit_count() // shape.count if now else 0
             if shape.mode <= EXCLUSIVE or shape.count == 1:
-                most = min(most, (beside + self.cls.places(slots, shape)) // shape.count + guests)
+                most = min(most, (sum(beside.values()) + self.cls.places(slots, shape)) // shape.count + guests)
             else:
-                most = min(most, self._groups(shape, slots, beside))
+                most = min(most, _groups(shape.count, [*beside.values(), *self.rooms_of(slots, shape).values()]))
         if shape.cpu_milli and self.cpu_milli:
             most = min(most, (self.cpu_free if now else self.cpu_milli) // shape.cpu_milli)
         if shape.memory_mib and self.memory_mib:
@@ -426,18 +421,16 @@ class Host:
         room = max(self.free.bit_count() + len(self.shared), self.frozen.bit_count() if shape.guest else 0)
         return shape.count <= room and not self.cls.fit(shape).reason
 
-    def _groups(self, shape: Shape, slots: int, beside: int) -> int:
-        """Return how many sharers of several devices each fit on these empty slots and `beside` shared devices.
+    def rooms(self, shape: Shape, fit: Fit) -> dict[int, int]:
+        """Return the shared devices on which a shape has room, by slot, each with the number of sharers that fit."""
+        rooms = {
+            slot: self.room_beside(slot, device, shape) for slot, device in self.shared.items() if fit.mask >> slot & 1
+        }
+        return {slot: room for slot, room in rooms.items() if room}
 
-        A sharer uses each of its devices once. Each device has room for several sharers, `beside` devices for one each.
-        """
-        rooms = [1] * beside + [
-            self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1
-        ]
-        most = sum(rooms) // shape.count
-        while most and sum(min(room, most) for room in rooms) < most * shape.count:
-            most -= 1
-        return most
+    def rooms_of(self, slots: int, shape: Shape) -> dict[int, int]:
+        """Return for each of these empty slots how many sharers of a shape fit there."""
+        return {slot: self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1}
 
     def rooms_beside(self, shape: Shape) -> int:
         """Return for how many replicas this host has CPU, memory and member entries left."""
@@ -477,3 +470,14 @@ def size_of_largest(hosts: list[Host]) -> str:
     """
     cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
     return f"{cores:g} cores and {gib} GiB"
+
+
+def _groups(count: int, rooms: list[int]) -> int:
+    """Return how many sharers of `count` devices each fit on devices with room for so many sharers each.
+
+    A sharer uses each of its devices once. They all fit if each takes the devices with the most room.
+    """
+    most = sum(rooms) // count
+    while most and sum(min(room, most) for room in rooms) < most * count:
+        most -= 1
+    return most

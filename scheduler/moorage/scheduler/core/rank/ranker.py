@@ -204,21 +204,22 @@ class Pack(Ranker):
         return best
 
     def _share_many(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """Return a choice of several shared devices on one host: devices already shared first, then free ones."""
+        """Return a choice of several devices of one host, some of them shared already: those first, then free ones.
+
+        A gang's replicas take the devices with the most room. In any other order, the last of them may find room on
+        too few devices, where all of them would have fitted; see `Host.replicas_of`.
+        """
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():
                 if host.bucket < 0 or num in excluded or not host.fits_host(shape):
                     continue
-                joined = 0
-                for slot, device in host.shared.items():
-                    if joined.bit_count() == shape.count:
-                        break
-                    if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
-                        joined |= 1 << slot
-                missing = shape.count - joined.bit_count()
-                free = host.open & fit.mask
-                if joined and free.bit_count() >= missing:
-                    return Choice(host, joined | lowest_slots(free, missing), free.bit_count() - missing)
+                joined, free = host.rooms(shape, fit), host.open & fit.mask
+                if not joined or len(joined) + free.bit_count() < shape.count:
+                    continue
+                rooms = joined | host.rooms_of(free, shape)
+                slots = sorted(rooms, key=rooms.__getitem__, reverse=True) if shape.together > 1 else list(rooms)
+                mask = sum(1 << slot for slot in slots[: shape.count])
+                return Choice(host, mask, (free & ~mask).bit_count())
         return None
 
     def _without_gpu(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
