@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.state import QUEUED, Job, Replica, State
+from moorage.scheduler.core.state import LOST_KEPT, QUEUED, REPLICA, STATE, WHY, Job, Replica, State
 from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.job import STATE_NUMBER
 
 _ENDING: Final = STATE_NUMBER["ENDING"]
@@ -121,12 +122,18 @@ class Preemptions:
         if replica.fence != victim.fence:
             self.ran_again += 1
             del self._victims[unit]
-        elif replica.state in _OVER:
+        elif replica.state in _OVER or _failed_by_itself(job, unit[2]):
             del self._victims[unit]
         elif replica.state == QUEUED and _victim(replica) != victim:
             self._violated(f"{_name(job)}/{unit[2]} was preempted, and that counted against it")
         elif replica.state == _FAILED:
             self._violated(f"{_name(job)}/{unit[2]} was preempted, and failed of it")
+
+
+def _failed_by_itself(job: Job, replica: int) -> bool:
+    """Whether its worker was lost before it asked it to end, and kept: what the worker says later is the job's own."""
+    rows = [row for row in job.story if row[REPLICA] == replica][-2:]
+    return len(rows) == 2 and rows[0][STATE] == LOST_KEPT and rows[1][WHY] != ENDED_AS_ASKED
 
 
 def _victim(replica: Replica) -> _Victim:
