@@ -121,7 +121,7 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
     assert "1 of 2 jobs over" in ran.err
     assert "1 never started" in ran.err
-    assert "  t/job-1 never started: count: no worker has so many matching GPUs (it asks for 16xany)" in ran.err
+    assert "  t/job-1 never started: count: no worker has that many matching GPUs (it asks for 16xany)" in ran.err
     told = json.loads((await moorage("simulate", str(file), "--fleet", "1x8xH100", "--json")).out)
     assert list(told["never"]) == ["t/job-1"]
 

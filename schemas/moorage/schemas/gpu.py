@@ -190,7 +190,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def levels_required(self) -> tuple[int, int]:
-        """The least levels of memory and compute, as positions in `LEVELS`."""
+        """Return the lowest accepted enforcement levels of memory and compute, as positions in `LEVELS`."""
         if self.enforce is None:
             return 0, 0
         return level_number(self.enforce.memory or ADVISORY.memory), level_number(self.enforce.compute or "advisory")
