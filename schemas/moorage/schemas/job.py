@@ -482,7 +482,9 @@ RUNNING: Final = "RUNNING"
 EXITED: Final = "EXITED"  # a gang's rank that ended well and waits for the others
 ENDING: Final = "ENDING"  # asked to end: its gang failed, or its deadline passed
 CANCELLING: Final = "CANCELLING"
-LOST_KEPT: Final = "LOST_KEPT"  # worker lost under on_partition keep: nobody may place it again before somebody speaks
+LOST_KEPT: Final = (
+    "LOST_KEPT"  # worker lost under on_partition keep: not placed again until the worker reports, or a requeue
+)
 SUCCEEDED: Final = "SUCCEEDED"
 FAILED: Final = "FAILED"
 TIMED_OUT: Final = "TIMED_OUT"

@@ -151,7 +151,10 @@ COUNT: Final = add(
 )
 DEVICE: Final = add("device", "no remaining worker has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
 HOST_SIZE: Final = add(
-    "host-size", "no remaining worker is large enough: none has as much CPU and memory, even when idle", ends=Ends.NEVER, cures=_REQUEST
+    "host-size",
+    "no remaining worker is large enough: none has as much CPU and memory, even when idle",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
 )
 GANG_SIZE: Final = add(
     "gang-size",

@@ -246,8 +246,8 @@ def limit(
     """Limit a tenant: the number of GPUs leased at once, the number of jobs that have not ended.
 
     Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and the
-    durable queue waits. What already exceeds a new limit goes on. To let none of a tenant's jobs start, hold its queue:
-    moorage admin hold.
+    durable queue waits. Jobs that already exceed a new limit are not ended. To let none of a tenant's jobs start, hold
+    its queue: moorage admin hold.
     """
 
     async def work(client: AsyncClient) -> int | None:

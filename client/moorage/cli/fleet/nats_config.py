@@ -200,7 +200,9 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         names = ", ".join(gone[:GONE_MAX]) + (f" and {len(gone) - GONE_MAX} more" if len(gone) > GONE_MAX else "")
         say(f"warning: no longer in it, and cut off when the server reads it: {names}; name them again to keep them")
     if site.clustered:
-        say("note: submitters may only use the submit endpoint: on a replicated stream one false header stops the durable queue")
+        say(
+            "note: submitters may only use the submit endpoint: in a replicated stream one false header stops the queue"
+        )
     elif site.shared:
         say("note: submitters may only use the submit endpoint: the durable queue needs an account for each tenant")
     first = written["configuration"][1]

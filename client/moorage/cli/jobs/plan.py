@@ -30,27 +30,30 @@ _EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_N
 
 
 def plan(
-    *command: Annotated[str, Parameter(help="What would be run, behind --.", command=True)],
-    drain: Annotated[list[str] | None, Parameter(help="As if this worker were drained.", value="WORKER")] = None,
-    add: Annotated[str | None, Parameter(help="As if these hosts were there: 2x8xA100.", value="HOSTS")] = None,
+    *command: Annotated[str, Parameter(help="What the job would run, after --.", command=True)],
+    drain: Annotated[list[str] | None, Parameter(help="Plan as if this worker were drained.", value="WORKER")] = None,
+    add: Annotated[
+        str | None, Parameter(help="Plan as if the fleet had these hosts too: 2x8xA100.", value="HOSTS")
+    ] = None,
     quota: Annotated[
         list[str] | None,
         Parameter(
-            help="As if a tenant were limited to this many GPUs; none lifts the "
-            "limit; a number alone is for your tenant.",
+            help="Plan as if a tenant were limited to this many GPUs; none removes the "
+            "limit; a number without a tenant is for your own.",
             value="TENANT=GPUS",
         ),
     ] = None,
     share: Annotated[
         list[str] | None,
         Parameter(
-            help="As if a tenant had this weight and, after a colon, guaranteed GPUs: acme=3:16.", value="TENANT=WEIGHT"
+            help="Plan as if a tenant had this weight and, after a colon, these guaranteed GPUs: acme=3:16.",
+            value="TENANT=WEIGHT",
         ),
     ] = None,
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
-    """Whether, when and where a job would start; submits nothing.
+    """Say whether, when and where a job would start; submits nothing.
 
     The leader answers with its own code, on a copy of its state. --drain, --add, --quota and --share, together and as
     often as you like, change the fleet and the tenants' rights in that copy. The command may be left out: it only tells

@@ -134,8 +134,8 @@ class Node:
         server = self._server
         state = await restore(server.ledger_url, server.url, PREFIX_DEFAULT, 1, backup, replace=True, say=say)
         say(
-            f"restored with {many(len(state.jobs), 'job')} from {backup}; no job starts for as long as it takes a silent"
-            " worker to count as lost (lease_s + grace_s + margin_s), because jobs of after the backup may still run"
+            f"restored with {many(len(state.jobs), 'job')} from {backup}; no job is placed for lease_s + grace_s"
+            " + margin_s, because jobs that were placed after the backup may still run"
         )
 
     def _make_children(self) -> None:

@@ -116,7 +116,7 @@ class Future(Play):
         return View(self.engine).left_ms(job, elapsed_ms or 0, of_part)
 
     def told_to_end(self, held: Held) -> None:
-        """Simulate that a member was told to end: in one of the five looks it takes its whole grace, in the others none.
+        """Simulate that a member must end: in one look of five it takes its whole grace, in the others none.
 
         Most programs end at SIGTERM. In which look a job is late depends on its id.
         """
