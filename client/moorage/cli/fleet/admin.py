@@ -393,7 +393,7 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
     is_zero = word.isdecimal()
     raise rejected(
         "invalid-argument",
-        f"{option} {word} is no limit" + (": nothing of a tenant starts while its queue is held" if is_zero else ""),
+        f"{option} {word} is not a limit" + (": nothing of a tenant starts while its queue is held" if is_zero else ""),
         found=word,
         allowed="a number above 0, or none",
         next=f"moorage admin hold --queue --tenant {tenant} to stop it; {option} none to lift its limit"

@@ -73,7 +73,9 @@ def nats_config(
         from moorage.schemas.subjects import is_prefix
 
         if not is_prefix(prefix):
-            raise rejected("invalid-argument", f"{prefix!r} is no prefix", found=prefix, next="for example moorage")
+            raise rejected(
+                "invalid-argument", f"{prefix!r} is not a valid prefix", found=prefix, next="for example moorage"
+            )
         try:
             site = Site(
                 tenants=tuple(tenant),
@@ -177,7 +179,7 @@ def _server(text: str) -> Server:
     found = _SERVER.fullmatch(text)
     port = int(found["port"] or PORT_DEFAULT) if found else 0
     if found is None or not 0 < port <= port_max or not _is_address(found["six"]):
-        raise ValueError(f"{text!r} is no server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most {port_max}")
+        raise ValueError(f"{text!r} is not a server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most {port_max}")
     return Server(found["six"] or found["host"], port)
 
 

@@ -415,7 +415,10 @@ def milli_cores(cores: float) -> int:
 
     if not math.isfinite(cores):
         raise rejected(
-            "invalid-argument", f"--cpu is no number of cores: {cores}", found=str(cores), next="--cpu 4, or --cpu 0.5"
+            "invalid-argument",
+            f"--cpu is not a number of cores: {cores}",
+            found=str(cores),
+            next="--cpu 4, or --cpu 0.5",
         )
     return math.ceil(round(cores * 1000, 6))
 

@@ -86,7 +86,7 @@ def quotas_of(words: Sequence[str]) -> Quota | None:
         if not tenant or (gpus != NO_LIMIT and (not gpus.isdecimal() or not int(gpus))):
             raise rejected(
                 "invalid-argument",
-                f"--quota {word} is no tenant with a number of GPUs",
+                f"--quota {word} is not a tenant with a number of GPUs",
                 found=word,
                 allowed="1..1000000 GPUs, or none for no limit",
                 next="write --quota acme=16, once for each tenant; to let none of its jobs start: moorage admin hold",
@@ -104,7 +104,7 @@ def shares_of(words: Sequence[str]) -> Share:
         if not tenant or not weight.isdecimal() or (colon and not gpus.isdecimal()):
             raise rejected(
                 "invalid-argument",
-                f"--share {word} is no tenant with a weight",
+                f"--share {word} is not a tenant with a weight",
                 found=word,
                 next="write --share acme=3, or acme=3:16 for GPUs of its own, too",
             )
