@@ -56,7 +56,9 @@ def nats_config(
     results: Annotated[
         bool, Parameter(help="Results of functions and files of jobs pass between workers and tenants.")
     ] = False,
-    store: Annotated[Path | None, Parameter(help="JetStream's folder on the server. Else data, below --out.")] = None,
+    store: Annotated[
+        Path | None, Parameter(help="JetStream's folder on the server. Default: data, below --out.")
+    ] = None,
     prefix: Annotated[str, Parameter(help="First word of every subject.", value="WORD")] = PREFIX_DEFAULT,
     json: Annotated[bool, Parameter(help="What was written, as one JSON object.")] = False,
 ) -> int:
