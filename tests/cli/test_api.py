@@ -50,7 +50,7 @@ async def test_an_error_is_printed_and_has_the_exit_code_of_other_verbs(node: No
         assert (ran.code, ran.frame["kind"], ran.frame["code"], ran.err) == (code, "error", told, ""), words
     odd = await node.run("api", "no such.verb", tenant=unique)
     assert (odd.code, odd.out) == (2, "")
-    assert odd.err.startswith("error[invalid-argument]: 'no such.verb' is no verb")
+    assert odd.err.startswith("error[invalid-argument]: 'no such.verb' is not a verb")
 
 
 async def test_where_nobody_answers_it_is_not_sent_again(nats_url: str) -> None:

@@ -126,7 +126,7 @@ async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_
     for words, said in (
         (("--for", "30m", "--within", "1h"), "--for 30m ends it before --within 1h is over"),
         (("--from", "2h", "--for", "1h", "--within", "1h"), "--for 1h ends it before --within 1h is over"),
-        (("--for", "0s"), "--for 0s is no time"),
+        (("--for", "0s"), "--for 0s is not a length of time"),
     ):
         ran = await node.run("drain", "sim-0001", *words)
         assert (ran.code, said in ran.err) == (2, True), ran.err

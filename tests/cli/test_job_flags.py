@@ -54,7 +54,7 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
         ({"memory": "lots"}, "not a size: 'lots'", "write it as 16G"),
         ({"memory": "-1G"}, "not a size: '-1G'", "write it as 16G"),
-        ({"cpu": float("nan")}, "--cpu is no number of cores", "--cpu 4"),
+        ({"cpu": float("nan")}, "--cpu is not a number of cores", "--cpu 4"),
         ({"secret": ["hf_abc"]}, "--secret needs NAME=SECRET", "--secret NAME=SECRET"),
         ({"priority": 101}, "--priority: priority must be 0..100", ""),
         ({"cwd": "../here"}, "--cwd: cwd must be an absolute path on the worker", "give the full path"),

@@ -82,10 +82,10 @@ async def test_limits_and_shares_of_tenants_hold_from_the_beginning(tmp_path: Pa
         ((), "no hosts to simulate"),
         (("--fleet", "2yH100"), "2yH100"),
         (("--fleet", "nosuch.toml"), "nosuch.toml cannot be read: there is no such file"),
-        (("--fleet", "1xH100", "--cluster", "a"), "is no philly trace: --cluster chooses nothing in it"),
+        (("--fleet", "1xH100", "--cluster", "a"), "is not a philly trace, so --cluster has nothing to choose from"),
         (("--fleet", "1xH100", "--quota", "3"), "--quota 3 names no tenant"),
         (("--fleet", "1xH100", "--quota", "a=0"), "allowed 1..1000000 GPUs, or none for no limit"),
-        (("--fleet", "1xH100", "--share", "a"), "--share a is no tenant with a weight"),
+        (("--fleet", "1xH100", "--share", "a"), "--share a is not a tenant with a weight"),
         (("--fleet", "1xH100", "--ranker", "nosuch"), "error[bad-settings]: ranker must be"),
         (("--fleet", "1xH100", "--ranker", "nosuch"), "fix: give --ranker another value"),
         (("--fleet", "1xH100", "--ranker", "nosuch:Best"), "nosuch:Best: there is no module 'nosuch'"),
@@ -121,7 +121,7 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
     assert "1 of 2 jobs over" in ran.err
     assert "1 never started" in ran.err
-    assert "  t/job-1 never started: count: no worker has so many matching GPUs (it asks for 16xany)" in ran.err
+    assert "  t/job-1 never started: count: no worker has that many matching GPUs (it asks for 16xany)" in ran.err
     told = json.loads((await moorage("simulate", str(file), "--fleet", "1x8xH100", "--json")).out)
     assert list(told["never"]) == ["t/job-1"]
 
@@ -130,7 +130,7 @@ async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     file = tmp_path / "x.txt"
     file.write_text("hello\n")
     ran = await moorage("simulate", str(file), "--fleet", "1xH100")
-    assert (ran.code, "is no trace that moorage knows" in ran.err) == (2, True)
+    assert (ran.code, "is not a trace that moorage knows" in ran.err) == (2, True)
     ran = await moorage("simulate", str(tmp_path / "none"), "--fleet", "1xH100")
     assert (ran.code, "cannot be read" in ran.err) == (2, True)
 

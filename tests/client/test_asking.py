@@ -105,7 +105,7 @@ async def test_a_word_that_is_no_gpu_is_refused_before_anything_is_sent(nats_url
             client.submit_handler("h", 1, gpu="lots"),
         ):
             with pytest.raises(
-                Rejected, match="'lots' is no count, and no model that has a number in its name"
+                Rejected, match="'lots' is neither a count nor a model with a number in its name"
             ) as told:
                 await ask
             assert (told.value.code, told.value.problem.field) == ("invalid-argument", "$.gpu")

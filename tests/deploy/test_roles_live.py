@@ -191,7 +191,7 @@ def encoded(job: str, **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("settings", "who", "verdict", "says"),
     [
-        ({}, "submitter.acme", "ok", "takes requests while no scheduler runs"),
+        ({}, "submitter.acme", "ok", "takes requests even while no scheduler runs"),
         ({"shared": True}, "submitter.acme", "ok", "an account for each tenant"),
         ({"servers": 3, "shared": True}, "submitter.acme", "ok", "as it should be in a cluster"),
         (

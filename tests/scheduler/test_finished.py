@@ -112,7 +112,7 @@ def test_a_history_sequence_beyond_the_row_is_none(seq: int, found: int) -> None
 def test_bytes_that_are_no_rows_are_refused() -> None:
     table = FinishedTable()
     table.add(key(1), DIGEST, 0, 8)
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="do not make up rows"):
         FinishedTable.load(table.dump() + b"x")
 
 

@@ -379,7 +379,7 @@ def test_a_ledger_of_the_release_before_takes_no_guests() -> None:
     ("job", "says"),
     [
         ({"gpu": None}, "needs GPUs"),
-        ({"gpu": {"sharing": "mps"}}, "sharer"),
+        ({"gpu": {"sharing": "mps"}}, "share a GPU"),
         ({"gpu": {"scheduling": "gang"}, "replicas": 2}, "gang"),
         ({"gpu": {"profile": "1g.10gb"}}, "whole GPUs"),
         ({"on_partition": "keep"}, "lease"),

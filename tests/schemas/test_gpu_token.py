@@ -108,7 +108,7 @@ def test_a_number_that_is_joined_to_the_model_is_told_the_x(token: str) -> None:
 
 @pytest.mark.parametrize("token", ["1xH100@timeslice=10G", "@timeslice", "L40S:40G@timeslice"])
 def test_a_mistyped_sharing_mode_is_told_those_that_there_are(token: str) -> None:
-    with pytest.raises(ValueError, match=r"'timeslice' is no sharing mode: exclusive, mps, time-slice$"):
+    with pytest.raises(ValueError, match=r"'timeslice' is not a sharing mode: exclusive, mps, time-slice$"):
         parse_token(token)
 
 

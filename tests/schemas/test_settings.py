@@ -193,14 +193,14 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     for path, why in (
         (tmp_path / "none.toml", "No such file"),
         (tmp_path, "Is a directory"),
-        (file_with(tmp_path, "[worker\n", "torn.toml"), "no TOML"),
+        (file_with(tmp_path, "[worker\n", "torn.toml"), "not valid TOML"),
         (file_with(tmp_path, "# " + "x" * 300_000, "large.toml"), "too large"),
     ):
         with pytest.raises(Refused, match=why) as refused:
             read_file(path)
         assert refused.value.code == "bad-settings"
     (tmp_path / "raw.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(Refused, match="no TOML"):
+    with pytest.raises(Refused, match="not valid TOML"):
         read_file(tmp_path / "raw.toml")
 
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names, faults = read(tmp_path, tmp_path / "file")
     assert names == []
     assert [fault.partition(": ")[2] for fault in faults] == [
-        "No such file or directory", "it is no plain file", "Not a directory",
+        "No such file or directory", "it is not a plain file", "Not a directory",
     ]  # fmt: skip
     monkeypatch.setattr(cdi, "FILES_MAX", 1)
     assert f"{tmp_path}: only the first 1 of 2 files are read" in read(tmp_path)[1]

@@ -75,7 +75,7 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_a_broken_spec_send
             rig.devices = cards("0", kind="moorage.test/g")
             name = rig.start("j4", "true")
             told = (await rig.reported(NotStarted, name))[1]
-            assert "is no CDI name" in told or "engine" in told
+            assert "is not a CDI name" in told or "engine" in told
             broken.unlink()
             docker.kill()
             docker.start()

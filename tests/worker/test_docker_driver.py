@@ -853,7 +853,7 @@ def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -
         assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])
         assert one["Capabilities"] == [["gpu", "compute", "utility", "video"]]
         assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
-    with pytest.raises(Refused, match="is no CDI name"):
+    with pytest.raises(Refused, match="is not a CDI name"):
         devices_of([Device(0, "nvidia", "x", "u", cdi=["t.test/c=0"])], own, {"CDISpecDirs": ["/etc/cdi"]})
 
 

@@ -174,7 +174,7 @@ async def test_the_cache_keeps_its_bound_and_what_was_used_last(nats_url: str, u
     ("data", "why"),
     [
         (tar(a=bytes(9 * MIB)), "unpacks to more than"),
-        (b"no tar file", "no tar file"),
+        (b"no tar file", "not a tar file"),
         (tar(**{".._x": b"x"}), "leaves the folder"),
     ],
 )

@@ -497,7 +497,7 @@ def test_what_a_job_writes_into_its_segment_harms_no_worker(tmp_path: Path) -> N
     assert made.used(0) >= 0
     for slot in made.slots():
         made.bury(slot)
-    with pytest.raises(SegmentError, match="is no segment of this release"):
+    with pytest.raises(SegmentError, match="is not a segment of this release"):
         Segment.adopt(made.path)
     made._write(0, segment.MAGIC)
     made._write(8, segment.VERSION)

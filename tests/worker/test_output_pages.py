@@ -109,9 +109,9 @@ def test_nothing_but_a_plain_file_is_read(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         read_page(link, ask(), True)
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="not a plain file"):
         read_page(tmp_path / "fifo", ask(), True)
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="not a plain file"):
         read_page(tmp_path, ask(), True)
 
 

@@ -108,7 +108,7 @@ def test_a_host_that_cannot_says_what_is_missing(host: Host, tmp_path: Path, rem
 
 @pytest.mark.parametrize("address", ["0000:99:00.0", "17:00.0", "../../x", ""])
 def test_what_is_no_device_of_the_host_is_refused(host: Host, tmp_path: Path, address: str) -> None:
-    with pytest.raises(NotHandedOn, match="no PCI"):
+    with pytest.raises(NotHandedOn, match=r"no PCI device|not a PCI address"):
         host.take(address, tmp_path / "j1")
 
 

@@ -186,7 +186,7 @@ def load_context(name: str, env: Mapping[str, str] | None = None, why: str = "")
     env = os.environ if env is None else env
     named = f", named by {why}" if why else ""
     if _NAME.fullmatch(name) is None or name in (".", ".."):
-        raise BadContext(f"{name!r} is no context name{named}", next_step="`nats context ls` lists them")
+        raise BadContext(f"{name!r} is not the name of a nats context{named}", next_step="`nats context ls` lists them")
     file = config_dir(env) / "context" / f"{name}.json"
     try:
         with file.open("rb") as opened:
@@ -257,7 +257,7 @@ def _check(context: Context, file: Path | None) -> None:
             is_whole = "@" in server or "@" not in context.url
             fix = f"{', '.join(SCHEMES)} with a host, for example {URL_DEFAULT}"
             raise BadContext(
-                f"{_without_secrets(server) if is_whole else _HIDDEN!r} is no NATS URL",
+                f"{_without_secrets(server) if is_whole else _HIDDEN!r} is not a NATS URL",
                 file=file,
                 key="url",
                 next_step=f"{fix}; {_ESCAPES}" if "@" in context.url else fix,

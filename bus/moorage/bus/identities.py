@@ -92,7 +92,9 @@ def _authority(folder: Path, needed_for: str) -> tuple[Certificate, EllipticCurv
 
     key = load_pem_private_key(kept(folder / "ca.key", make), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise MoorageError(problem("failed-precondition", f"{folder / 'ca.key'} is no key of an elliptic curve"))
+        raise MoorageError(
+            problem("failed-precondition", f"{folder / 'ca.key'} does not hold a key of an elliptic curve")
+        )
     pem = kept(folder / "ca.pem", lambda: _signed(_name(("authority", ORGANISATION)), key, None, key))
     certificate = x509.load_pem_x509_certificate(pem)
     if certificate.public_key() != key.public_key():

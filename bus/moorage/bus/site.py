@@ -110,7 +110,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{kind}: named twice: {next(name for name in found if found.count(name) > 1)}")
             for name in found:
                 if not (is_tenant if kind == "tenants" else is_worker)(name):
-                    raise ValueError(f"{name[:80]!r} is no name for one of the {kind}")
+                    raise ValueError(f"{name[:80]!r} is not a valid name for one of the {kind}")
         if len(self.identities) > USERS_MAX:
             raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
         variables = [each.variable for each in self.identities]

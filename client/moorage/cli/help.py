@@ -141,7 +141,7 @@ def _right(one: Argument) -> str:
     if one.many:
         text += " Repeatable."
     if one.default not in (None, False, ""):
-        text += f" Else {one.default}."
+        text += f" Default: {one.default}."
     return text
 
 

@@ -145,7 +145,7 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     another = "take another backup: this one cannot be used"
     data = file.read_bytes()
     if not data.startswith(MAGIC):
-        raise _refused(f"{file} is no backup of moorage's ledger", another, found=data[:20].decode(errors="replace"))
+        raise _refused(f"{file} is not a backup of moorage's ledger", another, found=data[:20].decode(errors="replace"))
     line, _, rest = data[len(MAGIC) : len(MAGIC) + HEADER_BYTES_MAX].partition(b"\n")
     try:
         header = msgspec.json.decode(line, type=Header)

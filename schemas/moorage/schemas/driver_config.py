@@ -220,7 +220,7 @@ def _ports_fault(field: str, value: object) -> Fault | None:
         return _shape(field, "ports must list TCP ports of the container", quoted(str(value)), allowed)
     for at, one in enumerate(value):
         if type(one) is not int or not 0 < one < 1 << 16 or one in value[:at]:
-            return _shape(f"{field}[{at}]", "this is no port, or it is named twice", quoted(str(one)), allowed)
+            return _shape(f"{field}[{at}]", "this is not a port, or it is named twice", quoted(str(one)), allowed)
     return None
 
 

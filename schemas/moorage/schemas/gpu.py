@@ -190,7 +190,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def levels_required(self) -> tuple[int, int]:
-        """The least levels of memory and compute, as positions in `LEVELS`."""
+        """Return the lowest accepted enforcement levels of memory and compute, as positions in `LEVELS`."""
         if self.enforce is None:
             return 0, 0
         return level_number(self.enforce.memory or ADVISORY.memory), level_number(self.enforce.compute or "advisory")
@@ -315,7 +315,7 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
     found = _TOKEN.fullmatch(text)
     mode = re.fullmatch(r"[^@]*@([^=]*)(=.*)?", text)
     if mode is not None and mode[1] not in SHARING_MODES:
-        raise ValueError(f"not a GPU token: {token!r}; {mode[1]!r} is no sharing mode: {', '.join(SHARING_MODES)}")
+        raise ValueError(f"not a GPU token: {token!r}; {mode[1]!r} is not a sharing mode: {', '.join(SHARING_MODES)}")
     if not text or found is None:
         raise ValueError(f"not a GPU token: {token!r}; it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%")
     models = [part.strip() for part in found["models"].split("|")] if found["models"] else []
@@ -326,7 +326,7 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
     if not found["count"] and (meant := next(filter(None, map(_misplaced, models)), "")):
         raise ValueError(f"not a GPU token: {token!r}; did you mean {meant}")
     if not found["count"] and any(part != "any" and not _DIGIT.search(part) for part in models):
-        raise ValueError(f"not a GPU token: {token!r} is no count, and no model that has a number in its name")
+        raise ValueError(f"not a GPU token: {token!r} is neither a count nor a model with a number in its name")
     memory = None
     if found["memory"]:
         memory = nominal_mib(float(found["memory"])) if found["unit"] == "G" else int(float(found["memory"]))

@@ -382,9 +382,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if gpu is None:
             return Trouble("guest", "a guest needs GPUs", "no gpu", "false without a gpu")
         if gpu.effective_sharing != "exclusive":
-            return Trouble("guest", "a guest is no sharer of a GPU", gpu.effective_sharing, "false with sharing")
+            return Trouble("guest", "a guest may not share a GPU", gpu.effective_sharing, "false with sharing")
         if gpu.effective_scheduling == "gang":
-            return Trouble("guest", "the ranks of a gang are no guests: the end of one would end all", "gang", "false")
+            return Trouble("guest", "ranks of a gang may not be guests: the end of one would end all", "gang", "false")
         if gpu.profile is not None:
             return Trouble("guest", "a guest gets whole GPUs", quoted(gpu.profile), "false with a profile")
         if self.on_partition == "keep":
@@ -482,7 +482,9 @@ RUNNING: Final = "RUNNING"
 EXITED: Final = "EXITED"  # a gang's rank that ended well and waits for the others
 ENDING: Final = "ENDING"  # asked to end: its gang failed, or its deadline passed
 CANCELLING: Final = "CANCELLING"
-LOST_KEPT: Final = "LOST_KEPT"  # worker lost under on_partition keep: nobody may place it again before somebody speaks
+LOST_KEPT: Final = (
+    "LOST_KEPT"  # worker lost under on_partition keep: not placed again until the worker reports, or a requeue
+)
 SUCCEEDED: Final = "SUCCEEDED"
 FAILED: Final = "FAILED"
 TIMED_OUT: Final = "TIMED_OUT"

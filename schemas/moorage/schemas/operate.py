@@ -46,7 +46,8 @@ class _Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class HoldAct(_Act, frozen=True, kw_only=True):
-    """`hold`: do not place a job, or without a job the tenant's whole queue, until `release`; what runs goes on.
+    """`hold`: do not place a job, or without a job the tenant's whole queue, until `release`; running attempts
+    continue.
 
     The `deadline_s` and `start_within_s` of a held job keep counting. Refused with `not-found`, and with
     `failed-precondition` for a job that is over.
@@ -72,7 +73,7 @@ class _WorkerAct(_Act, frozen=True, kw_only=True):
 
 
 class CordonAct(_WorkerAct, frozen=True, kw_only=True):
-    """`cordon`: place nothing new on a worker until `uncordon`; what runs there goes on. Refused with `not-found`."""
+    """`cordon`: place nothing new on a worker until `uncordon`; running attempts continue. Refused with `not-found`."""
 
 
 class UncordonAct(_WorkerAct, frozen=True, kw_only=True):
@@ -82,10 +83,10 @@ class UncordonAct(_WorkerAct, frozen=True, kw_only=True):
 class DrainAct(_WorkerAct, frozen=True, kw_only=True):
     """`drain`: place nothing new on a worker, from now on or `from_s` seconds from now.
 
-    With `within_s`, what runs there has to leave within that many seconds of the beginning, and goes on elsewhere; with
-    `from_s` or `for_s` it has to have left when the drain begins, unless `within_s` gives it more time. With `for_s`
-    the worker is open again that long after the beginning. A later drain replaces an earlier one. Seconds count from
-    the leader's record.
+    With `within_s`, the attempts on it must end within that many seconds of the beginning, and their jobs are placed
+    elsewhere; with `from_s` or `for_s` they must have ended when the drain begins, unless `within_s` gives more time.
+    With `for_s` the worker is open again that long after the beginning. A later drain replaces an earlier one. Seconds
+    count from the leader's record.
     """
 
     from_s: float | None = None
@@ -205,8 +206,8 @@ class ResizeAct(_JobAct, frozen=True, kw_only=True):
 class LimitAct(_Act, frozen=True, kw_only=True):
     """`limit`: how many GPUs a tenant may lease at once, and how many jobs it may have that are not over.
 
-    0 or null means no limit; a field that is left out stays as it is. What already exceeds a new limit goes on. A
-    sharer of a device counts as a whole GPU.
+    0 or null means no limit; a field that is left out stays as it is. Jobs that already exceed a new limit are not
+    ended. A sharer of a device counts as a whole GPU.
     """
 
     tenant: str

@@ -62,8 +62,8 @@ def add(
 PLACING: Final = add("placing", "it fits now and is placed with the next record")
 RESTORED: Final = add(
     "restored",
-    "the ledger was restored from a backup, or may be an older one: nothing is placed until its workers are heard, or"
-    " would be lost",
+    "the ledger was restored from a backup, or may be an older copy: nothing is placed while jobs that it does not know"
+    " may still run",
     ends=Ends.BY_ACT,
 )
 NO_WORKER: Final = add("no-worker", "no worker has joined", "start one: moorage worker", ends=Ends.NEVER)
@@ -76,8 +76,8 @@ DRIVER: Final = add(
 )
 RULES: Final = add(
     "rules",
-    "no remaining worker lets its tenant have the driver, by rules of its own",
-    "ask who runs the worker to add it to the tenant's drivers_for, or for another driver",
+    "no remaining worker lets its tenant have the driver: the worker's own rules exclude it",
+    "ask the worker's administrator to add it to the tenant's drivers_for, or ask for another driver",
     ends=Ends.NEVER,
 )
 LABEL: Final = add(
@@ -89,12 +89,12 @@ LABEL: Final = add(
 )
 NO_GPU: Final = add("no-gpu", "no remaining worker has a GPU", ends=Ends.NEVER, cures=_REQUEST, step="with-a-gpu")
 GPU_DRIVER: Final = add(
-    "gpu-driver", "no remaining worker lets jobs of the driver have GPUs", ends=Ends.NEVER, cures=_REQUEST
+    "gpu-driver", "no remaining worker gives GPUs to jobs of the driver", ends=Ends.NEVER, cures=_REQUEST
 )
 SHARING: Final = add("sharing", "no remaining worker offers the sharing mode", ends=Ends.NEVER, cures=_REQUEST)
 ENFORCE: Final = add(
     "enforce",
-    "no remaining worker keeps the job to its part of a GPU as it requires",
+    "no remaining worker enforces the job's share of a GPU as strictly as gpu.enforce requires",
     "ask for a lower level in gpu.enforce, for exclusive GPUs, or see capabilities in moorage fleet --json",
     ends=Ends.NEVER,
     cures=_REQUEST,
@@ -102,7 +102,7 @@ ENFORCE: Final = add(
 VENDOR: Final = add("vendor", "no remaining worker has a GPU of the vendor", ends=Ends.NEVER, cures=_REQUEST)
 MODE: Final = add(
     "mode",
-    "no remaining worker has a GPU with such a mode: no driver for Apple's GPUs is built",
+    "no remaining worker has a GPU with such a mode: there is no driver for Apple's GPUs",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
@@ -137,21 +137,24 @@ MEMORY: Final = add(
 SLOT: Final = add("slot", "no worker has the device with that index", ends=Ends.NEVER, cures=_REQUEST)
 SLOT_MODE: Final = add(
     "slot-mode",
-    "the workers keep the GPUs that are left for other sharing modes",
-    "ask for a mode that the GPU takes, or ask who runs the worker to change slot_modes",
+    "the workers reserve the remaining GPUs for other sharing modes",
+    "ask for a mode that the GPU allows, or ask the worker's administrator to change slot_modes",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 COUNT: Final = add(
     "count",
-    "no worker has so many matching GPUs",
+    "no worker has that many matching GPUs",
     "ask for fewer GPUs a replica: all of them must be on one host",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 DEVICE: Final = add("device", "no remaining worker has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
 HOST_SIZE: Final = add(
-    "host-size", "no remaining worker has the CPU or the memory in all", ends=Ends.NEVER, cures=_REQUEST
+    "host-size",
+    "no remaining worker is large enough: none has as much CPU and memory, even when idle",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
 )
 GANG_SIZE: Final = add(
     "gang-size",
@@ -163,14 +166,14 @@ GANG_SIZE: Final = add(
 REFUSED: Final = add(
     "refused",
     "every worker that could hold it refused to run it, by its rules or because it cannot run it there",
-    "mend what the reason names and submit it again; a worker that is started anew is asked again",
+    "fix what the reason names and submit it again; a worker that was restarted is tried again",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 CLOSED: Final = add(
     "closed",
-    "the workers that could run it are cordoned, draining, stale or kept by local claims",
-    "moorage fleet shows who is cordoned or draining; moorage uncordon WORKER opens one",
+    "the workers that could run it are cordoned, draining, stale or taken by local claims",
+    "moorage fleet shows which are cordoned or draining; moorage uncordon WORKER opens one",
     ends=Ends.BY_ACT,
     cures=_REQUEST,
 )
@@ -182,15 +185,15 @@ BUSY: Final = add(
 )
 SICK: Final = add(
     "sick",
-    "the GPUs that could run it are sick, quarantined or used by somebody outside",
-    "moorage fleet shows what is wrong; moorage admin release --worker WORKER gives one back that is mended",
+    "the GPUs that could run it are sick, quarantined or used by processes outside moorage",
+    "moorage fleet shows what is wrong; moorage admin release --worker WORKER puts a repaired one back to use",
     ends=Ends.BY_ACT,
     cures=_REQUEST,
 )
 FOREIGN: Final = add(
     "foreign",
     "the GPUs that could run it are used by processes that belong to no lease",
-    "end that process, or wait: the GPU comes back by itself when it has gone",
+    "end that process, or wait: the GPU comes back by itself once the process has ended",
     cures=_REQUEST,
 )
 LEAVING: Final = add(
@@ -203,42 +206,42 @@ HOST_BUSY: Final = add("host-busy", "the workers with free GPUs have no CPU or m
 GANG: Final = add("gang", "some of the gang would fit now, not all of it", cures=_IN_TIME)
 RESERVED: Final = add(
     "reserved",
-    "the hosts it would fit on are held for another job, that has waited longer or that others ended for",
+    "the hosts it would fit on are reserved for another job, which has waited longer or for which jobs were ended",
     "a smaller request may fit beside the reservation",
     cures=_IN_TIME,
 )
 AHEAD: Final = add(
     "ahead",
-    "the order is strict, and somebody before it waits",
+    "the order is strict, and a job before it waits",
     "wait, or ask your operator for a higher priority: moorage admin priority {job} --to 90",
     cures=(Cure.TURN, Cure.REQUEST),
 )
 PREEMPTING: Final = add(
     "preempting",
-    "others were asked to end for it, and it waits until they have",
+    "running jobs were asked to end for it, and it waits until they have ended",
     "wait: the jobs that make room for it end within their grace",
 )
 HELD: Final = add(
     "held",
-    "an operator holds it, or the whole queue of its tenant",
-    "an operator lets it go on: moorage admin release {job}, or --queue where its tenant is held",
+    "an operator has put it, or the whole queue of its tenant, on hold",
+    "an operator releases it: moorage admin release {job}, or with --queue if the tenant is on hold",
     ends=Ends.BY_ACT,
     cures=(Cure.RELEASE, Cure.REQUEST),
 )
 LIMIT: Final = add(
     "limit",
-    "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
+    "its tenant has as many GPUs leased as an operator's limit allows, or an earlier job of the tenant waits for that",
     "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
     cures=(Cure.LIMIT, Cure.REQUEST),
 )
-BACKOFF: Final = add("backoff", "it waits out a pause after a failure, a loss or a refusal")
+BACKOFF: Final = add("backoff", "it pauses after a failure, a loss or a refusal")
 SCHEDULER_FAILED: Final = add(
     "scheduler-failed",
-    "the scheduler itself failed on it, and tries it again after a pause",
+    "the scheduler itself failed while it handled the job, and tries again after a pause",
     "moorage doctor shows what failed: report it; the job is tried again by itself",
 )
 CONTENDED: Final = add(
     "contended",
-    "its worker's pool refused it several times: somebody else claims there",
+    "its worker's pool refused it several times: other processes claim its GPUs",
     "moorage fleet shows what local claims hold",
 )

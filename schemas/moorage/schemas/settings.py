@@ -183,7 +183,7 @@ def read_file(path: Path | None) -> SettingsFile:
     try:
         tables = tomllib.loads(raw.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _refuse(f"{path} is no TOML: {error}", next="mend that line") from None
+        raise _refuse(f"{path} is not valid TOML: {error}", next="mend that line") from None
     for name, table in tables.items():
         if name not in (*SECTIONS, OF_DRIVERS):
             raise _refuse(
@@ -207,7 +207,7 @@ def read_file(path: Path | None) -> SettingsFile:
 def _check_owner(path: Path, about: os.stat_result) -> None:
     """Root must not do what another user wrote."""
     if not stat.S_ISREG(about.st_mode):
-        raise _refuse(f"{path} is no file", next="name a plain file")
+        raise _refuse(f"{path} is not a file", next="name a plain file")
     if os.geteuid() != 0:
         return
     if about.st_uid != 0 or about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and about.st_gid != 0):
@@ -340,7 +340,7 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
         if bare is bool and isinstance(value, str) and from_text:
             value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower(), value)
         if isinstance(value, float) and value != value:
-            raise ValueError("nan is no number")
+            raise ValueError("nan is not a number")
         return msgspec.convert(value, one.kind, strict=not from_text, dec_hook=_decode)
     except (msgspec.ValidationError, ValueError) as error:
         why = "" if isinstance(error, msgspec.ValidationError) else f": {error}"

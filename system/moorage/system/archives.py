@@ -122,7 +122,7 @@ def unpack(
     except BadArchive:
         raise
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # also a size below 0, a time that is none
-        raise BadArchive(f"it is no tar file: {error}") from None
+        raise BadArchive(f"it is not a tar file: {error}") from None
     except OSError as error:
         if error.errno in _NO_SUCH_NAMES and os.path.isdir(into):
             raise BadArchive(f"its names cannot be made: {error.strerror}") from None
@@ -154,7 +154,7 @@ def _make(
             while left:
                 piece = source.read(min(left, _READ_BYTES))
                 if not piece:
-                    raise BadArchive("it is no tar file: its end is missing")
+                    raise BadArchive("it is not a tar file: its end is missing")
                 left -= file.write(piece)
             os.utime(descriptor, (member.mtime, member.mtime))
     if ids is not None:

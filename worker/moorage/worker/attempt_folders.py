@@ -155,7 +155,7 @@ class AttemptFolders:
             raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
 
     def over(self, name: MemberName) -> None:
-        """Take that nothing of this attempt runs any more."""
+        """Record that nothing of this attempt runs any more."""
         if self._living.pop(name, None) is None:
             return
         if self._keep.pop(name, None) is not None:

@@ -93,7 +93,7 @@ class DeviceHealth:
                 self._booted(record, now)
 
     def _booted(self, record: DeviceRecord, now: float) -> None:
-        """Take that the machine was rebooted: its clock and the error counters began again."""
+        """Record that the machine was rebooted: its clock and the error counters began again."""
         record.errors = 0
         if record.failed_s >= 0:
             record.needs_reset = False

@@ -222,7 +222,11 @@ class EmbeddedWorker:
         if hosts is None:
             return facts, await open_machine() if self._inventory is None else self._inventory
         if len(hosts) != 1 or self._inventory is not None:
-            raise refuse("failed-precondition", "an embedded worker has the devices of one host", field="$.simulate")
+            raise refuse(
+                "failed-precondition",
+                "an embedded worker takes either simulate with exactly one host, or an inventory",
+                field="$.simulate",
+            )
         return facts_of_simulated(hosts[0], worker, facts), SimulatedInventory(hosts[0])
 
     async def _close(self, inventory: Inventory) -> None:

@@ -133,7 +133,7 @@ class FactOutbox:
         return self.in_flight is not None and no >= self.in_flight.no
 
     def answered(self) -> None:
-        """Take that the frame in flight is in the ledger."""
+        """Record that the frame in flight is in the ledger."""
         assert self.in_flight is not None
         self.answered_no = self.in_flight.no
         self.in_flight = None
@@ -155,7 +155,7 @@ class FactOutbox:
         return list(self._joining)
 
     def joined(self) -> None:
-        """Take that the join is in the ledger with its facts."""
+        """Record that the join is in the ledger with its facts."""
         self._joining = []
 
     def unanswered(self) -> list[Fact]:

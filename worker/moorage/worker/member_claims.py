@@ -202,7 +202,7 @@ class MemberClaims:
 def _pids_are_alive(reading: SlotReading) -> bool:
     """Return whether all processes that the device lists are alive.
 
-    The member's processes are proven to have ended. So if the device lists a dead pid, it may be one of them, whose
+    No process of the member is left. So if the device lists a dead pid, it may be one of them, whose
     memory the GPU driver has not freed yet.
     """
     if reading.health == "unresponsive":

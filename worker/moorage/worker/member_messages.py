@@ -154,8 +154,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Members whose processes are proven to have ended: (name, code, reason); code is minus the signal, if one ended
-    it."""
+    """Members of which no process is left: (name, code, reason); code is minus the signal, if a signal ended it."""
 
     items: list[tuple[MemberName, int, str]]
 
@@ -179,7 +178,7 @@ class NotStarted(msgspec.Struct, frozen=True):
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """Members that were killed and still exist (in state D), or whose end cannot be proven. Their devices stay in
+    """Members of which processes are left (in state D, although killed), or may be left. Their devices stay in
     quarantine."""
 
     names: list[MemberName]
@@ -299,7 +298,7 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class StraysOver(msgspec.Struct, frozen=True):
-    """The unknown members that ran here are proven to have ended."""
+    """Of the unknown members that ran here, no process is left."""
 
 
 #: every event of the state machine: the leader's frames, reports of drivers and the pool, and the agent's own events

@@ -336,7 +336,7 @@ class Members:
         )
 
     def _session_over(self, why: str) -> None:
-        """End all members that may not outlive a partition. The next join follows once it is proven that they ended."""
+        """End all members that may not outlive a partition. The next join follows once no process of them is left."""
         grace_s = self.session.grace_s
         self.session.lost()
         self._to_clear = None

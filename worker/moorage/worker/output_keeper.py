@@ -111,7 +111,7 @@ class OutputKeeper:
         self._living.add(member_digest(key))
 
     def over(self, key: str) -> None:
-        """Take that a member is over and its files are complete."""
+        """Record that a member is over and its files are complete."""
         digest = member_digest(key)
         self._living.discard(digest)
         self._ended[digest] = boottime_s()

@@ -30,7 +30,7 @@ def read_page(path: Path, ask: ReadLog, is_over: bool) -> LogPage | None:
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError(f"{path} is no plain file")
+            raise OSError(f"{path} is not a plain file")
         tail_at = max(about.st_size - NOTICE_BYTES_MAX, 0)
         cut = cut_at(os.pread(descriptor, NOTICE_BYTES_MAX, tail_at), tail_at)
         size = about.st_size if cut is None else cut

@@ -135,8 +135,10 @@ class Policy:
             raise _not_permitted(f"tenant {tenant} may not have the driver {driver} on this worker", driver, allowed)
 
     def check_program(self, tenant: str, run: Run) -> None:
-        """Raise `Refused` if the tenant may not start this program, or if the request names a user that it may not have
-        here.
+        """Raise `Refused` if this worker does not start this program for the tenant, or not as the requested user.
+
+        If the tenant's programs are restricted, environment variables that could replace the program are refused too:
+        those that load code (`LD_*`), and `PATH` for a program that is named without a slash.
         """
         user = self.user_of(tenant)
         if user is not None and run.user not in (None, user):

@@ -95,7 +95,7 @@ class LeaseHome(Protocol):
     def _phase(self, number: int) -> Phase: ...
 
     def _abandon(self, number: int) -> None:
-        """Take that a lease was dropped; the garbage collector calls it, in any thread and at any point."""
+        """Record that a lease was dropped; the garbage collector calls it, in any thread and at any point."""
         ...
 
 
@@ -188,7 +188,7 @@ class PoolLease:
         return self._pool._phase(self._number)
 
     def ended(self) -> None:
-        """Take that the member's processes are gone; the slots stay busy. A second call does nothing.
+        """Record that the member's processes are gone; the slots stay busy. A second call does nothing.
 
         After release it raises PoolCorrupted.
         """

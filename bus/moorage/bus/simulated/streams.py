@@ -90,9 +90,9 @@ def literal_head(pattern: str) -> str:
 
 
 def last_token(pattern: list[str], parent: list[str]) -> str:
-    """What the last token of a subject right below `parent` must be for the filter to name it.
+    """Return the last token that a subject one token longer than `parent` must have to match the filter `pattern`.
 
-    `*` when any is named, empty when none is.
+    `*` if any token matches, empty if no such subject does.
     """
     for position, token in enumerate(parent):
         if position >= len(pattern) or pattern[position] not in ("*", ">", token):

@@ -113,14 +113,24 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
         await client.link.request(client.subjects.request(client.tenant, "submit"), b"", ANSWER_S_MAX, _NOT_HERE)
     except PermissionRefused:
         if is_cluster:
-            return Check("queue", "ok", f"the endpoint alone, as it should be in a cluster: {_WEDGE}")
-        return Check("queue", "ok", "the endpoint alone: the durable queue needs an account for each tenant")
+            return Check(
+                "queue", "ok", f"this user may only use the submit endpoint, as it should be in a cluster: {_WEDGE}"
+            )
+        return Check(
+            "queue",
+            "ok",
+            "this user may only use the submit endpoint: the durable queue needs an account for each tenant",
+        )
     except MoorageError as error:
         return Check("queue", "warn", f"the durable queue does not answer: {error}", "a scheduler makes it: start one")
     if is_cluster:
-        fix = "in a cluster let submitters use the endpoint alone: moorage admin nats-config writes it so"
+        fix = "in a cluster let submitters use the submit endpoint only: moorage admin nats-config writes it so"
         return Check("queue", "warn", f"this user may publish to the durable queue: {_WEDGE}", fix)
-    return Check("queue", "ok", "the durable queue takes requests while no scheduler runs")
+    return Check(
+        "queue",
+        "ok",
+        "this user may also publish to the durable queue, which takes requests even while no scheduler runs",
+    )
 
 
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:

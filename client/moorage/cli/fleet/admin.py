@@ -246,8 +246,8 @@ def limit(
     """Limit a tenant: the number of GPUs leased at once, the number of jobs that have not ended.
 
     Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and the
-    durable queue waits. What already exceeds a new limit goes on. To let none of a tenant's jobs start, hold its queue:
-    moorage admin hold.
+    durable queue waits. Jobs that already exceed a new limit are not ended. To let none of a tenant's jobs start, hold
+    its queue: moorage admin hold.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -393,7 +393,7 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
     is_zero = word.isdecimal()
     raise rejected(
         "invalid-argument",
-        f"{option} {word} is no limit" + (": nothing of a tenant starts while its queue is held" if is_zero else ""),
+        f"{option} {word} is not a limit" + (": nothing of a tenant starts while its queue is held" if is_zero else ""),
         found=word,
         allowed="a number above 0, or none",
         next=f"moorage admin hold --queue --tenant {tenant} to stop it; {option} none to lift its limit"

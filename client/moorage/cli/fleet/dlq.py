@@ -91,7 +91,7 @@ def resend(
         try:
             body = _body(file)
         except ValueError as error:
-            return fail(_rejected(f"{file} is no request: {error}", "moorage dlq resend --help"), json=options.json)
+            return fail(_rejected(f"{file} is not a request: {error}", "moorage dlq resend --help"), json=options.json)
 
     async def work(client: AsyncClient) -> int | None:
         chosen = await _chosen(client, letters, options)

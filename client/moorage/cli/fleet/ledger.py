@@ -70,7 +70,8 @@ def restore(
 
     The new ledger has another id, and workers accept it because it was restored: jobs that they run go on if the backup
     knows them, and are ended if it does not. What was accepted since the backup is lost: its senders must send it
-    again. Nothing is placed until every worker has reported, or has lost its lease.
+    again. For lease_s + grace_s + margin_s after the first start no job is placed, because jobs that were placed after
+    the backup may still run.
 
     With another number of copies, a backup and its restore take a ledger from one server to three, or back.
     """

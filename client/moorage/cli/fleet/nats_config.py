@@ -56,7 +56,9 @@ def nats_config(
     results: Annotated[
         bool, Parameter(help="Results of functions and files of jobs pass between workers and tenants.")
     ] = False,
-    store: Annotated[Path | None, Parameter(help="JetStream's folder on the server. Else data, below --out.")] = None,
+    store: Annotated[
+        Path | None, Parameter(help="JetStream's folder on the server. Default: data, below --out.")
+    ] = None,
     prefix: Annotated[str, Parameter(help="First word of every subject.", value="WORD")] = PREFIX_DEFAULT,
     json: Annotated[bool, Parameter(help="What was written, as one JSON object.")] = False,
 ) -> int:
@@ -73,7 +75,9 @@ def nats_config(
         from moorage.schemas.subjects import is_prefix
 
         if not is_prefix(prefix):
-            raise rejected("invalid-argument", f"{prefix!r} is no prefix", found=prefix, next="for example moorage")
+            raise rejected(
+                "invalid-argument", f"{prefix!r} is not a valid prefix", found=prefix, next="for example moorage"
+            )
         try:
             site = Site(
                 tenants=tuple(tenant),
@@ -177,7 +181,7 @@ def _server(text: str) -> Server:
     found = _SERVER.fullmatch(text)
     port = int(found["port"] or PORT_DEFAULT) if found else 0
     if found is None or not 0 < port <= port_max or not _is_address(found["six"]):
-        raise ValueError(f"{text!r} is no server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most {port_max}")
+        raise ValueError(f"{text!r} is not a server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most {port_max}")
     return Server(found["six"] or found["host"], port)
 
 
@@ -200,9 +204,11 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         names = ", ".join(gone[:GONE_MAX]) + (f" and {len(gone) - GONE_MAX} more" if len(gone) > GONE_MAX else "")
         say(f"warning: no longer in it, and cut off when the server reads it: {names}; name them again to keep them")
     if site.clustered:
-        say("note: submitters have the endpoint alone: on a replicated stream one false header stops the durable queue")
+        say(
+            "note: submitters may only use the submit endpoint: in a replicated stream one false header stops the queue"
+        )
     elif site.shared:
-        say("note: submitters have the endpoint alone: the durable queue needs an account for each tenant")
+        say("note: submitters may only use the submit endpoint: the durable queue needs an account for each tenant")
     first = written["configuration"][1]
     say(f"next: nats-server -c {first}")
     if not is_first:

@@ -66,7 +66,11 @@ def _check_order(within: str | None, last: str | None) -> None:
 
     if last is None or seconds(last) > seconds(within or 0):
         return
-    message = f"--for {last} is no time" if within is None else f"--for {last} ends it before --within {within} is over"
+    message = (
+        f"--for {last} is not a length of time"
+        if within is None
+        else f"--for {last} ends it before --within {within} is over"
+    )
     raise rejected(
         "invalid-argument",
         message,

@@ -60,9 +60,11 @@ async def watch_disk(folder: Path, say: Callable[[str], None], room_again: Calla
         if not is_full and disk.free < DISK_FREE_MIN:
             is_full = True
             say(f"the disk is full: {disk.text(folder)}")
-            say("no job is accepted, accepted jobs are kept; free space there, and it goes on by itself")
+            say(
+                "no job is accepted until there is room; accepted jobs are kept. Free space there: no restart is needed"
+            )
         elif is_full and disk.free >= ROOM_AGAIN:
             is_full = False
-            say(f"the disk has room again: {disk.text(folder)}")
+            say(f"the disk has room again, and jobs are accepted again: {disk.text(folder)}")
             room_again()
         await asyncio.sleep(LOOK_S)

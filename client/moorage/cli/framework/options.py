@@ -71,11 +71,11 @@ class Options(_Settled):
     """What every verb understands that talks to a scheduler."""
 
     nats: Nats = None
-    tenant: Annotated[str | None, Parameter(help="The tenant; else $MOORAGE_TENANT, else default.", value="NAME")] = (
-        None
-    )
+    tenant: Annotated[
+        str | None, Parameter(help="The tenant. Default: $MOORAGE_TENANT, or the tenant called default.", value="NAME")
+    ] = None
     timeout: Annotated[
-        str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Else 10s.", value="DURATION")
+        str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Default: 10s.", value="DURATION")
     ] = None
     json: Json = False
     color: Color = None

@@ -111,7 +111,7 @@ def flags_of(section: str, struct: type[msgspec.Struct]) -> type:
         if key in COMMON:
             continue
         kind = list[str] | None if get_origin(one.type) in (tuple, list, dict) else str | None
-        default = f" Else {shown(one, one.default)}." if one.default not in (None, "", (), {}) else ""
+        default = f" Default: {shown(one, one.default)}." if one.default not in (None, "", (), {}) else ""
         note = Parameter(help=one.help + default, names=(one.flag,), value=_value_word(one))
         fields.append((key, Annotated[kind, note], dataclasses.field(default=None)))
     here = {"__module__": __name__, GROUP_TITLE: "Settings"}

@@ -41,12 +41,13 @@ _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 def explain(
     *what: Annotated[
-        str, Parameter(help="Jobs (moorage help jobs), or the code of an error or of a reason.", lists=LISTED)
+        str,
+        Parameter(help="Jobs (moorage help jobs), or one code: of an error or of a reason for waiting.", lists=LISTED),
     ],
-    watch: Annotated[bool, Parameter(help="Repeat whenever the answer changes, until the job has ended.")] = False,
+    watch: Annotated[bool, Parameter(help="Print again whenever the answer changes, until the job has ended.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """Why a job waits, or what a code means."""
+    """Say why a job waits, or what a code means."""
     if len(what) == 1 and (code := code_of(what[0])) is not None:
         fault = f" (fault: {code.fault})" if code.fault else ""
         text = f"{code.code}: {code.means}{fault}"

@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 def get(
     job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
-    path: Annotated[str, Parameter(help="A file or folder of the job's folder. By default all that it kept.")] = "",
+    path: Annotated[
+        str, Parameter(help="A file or folder of the job's folder. By default everything that the job kept.")
+    ] = "",
     /,
     *,
     out: Annotated[
-        Path | None, Parameter(help="A new folder to write to. By default named like the job, here.")
+        Path | None,
+        Parameter(help="The folder to create and write to. By default it is in this folder, and named like the job."),
     ] = None,
     replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Fetch the files that a job kept, and print where they are.
 
-    A job keeps what its request lists with --keep. The files are there once it has SUCCEEDED, and as a rule also where
-    it failed or was cancelled, for some days. Of several replicas each has a folder of its own, called by its number.
+    A job keeps what its request lists with --keep. The files are kept for some days once the job has SUCCEEDED, and
+    usually also if it failed or was cancelled. If the job has several replicas, each has a folder, named by its number.
     """
 
     async def work(client: AsyncClient) -> int | None:

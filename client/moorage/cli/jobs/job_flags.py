@@ -75,7 +75,7 @@ class JobFlags:
     gpu: Annotated[
         str | None,
         Parameter(
-            help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: one.",
+            help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; without a value: one GPU.",
             names=("--gpu", "--gpu-count"),
             value="GPUS",
             alone="1",
@@ -84,24 +84,29 @@ class JobFlags:
     or_gpu: Annotated[
         list[str] | None,
         Parameter(
-            help="These instead when no worker could ever give --gpu; first that some worker could.", value="GPUS"
+            help="Ask for these GPUs if no worker could ever give --gpu: of several, the first that a worker could.",
+            value="GPUS",
         ),
     ] = None
     gpu_device: Annotated[
         list[str] | None,
-        Parameter(help="This very GPU: its uuid or index, for containers its CDI name.", value="ID"),
+        Parameter(help="This very GPU, by uuid or index; for containers by CDI name.", value="ID"),
     ] = None
-    job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.", value="ID")] = (
-        None
-    )
+    job: Annotated[
+        str | None,
+        Parameter(help="The job's id. A submit with the same id and content makes no second job.", value="ID"),
+    ] = None
     replicas: Annotated[int | None, Parameter(help="Copies of the command, each with its own GPUs.")] = None
-    gang: Annotated[bool, Parameter(help="All replicas start together or not at all.")] = False
-    spread: Annotated[bool, Parameter(help="Each replica on a host of its own.")] = False
+    gang: Annotated[bool, Parameter(help="All replicas start together, or none does.")] = False
+    spread: Annotated[bool, Parameter(help="Place each replica on a different host.")] = False
     priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
     cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
     memory: Annotated[str | None, Parameter(help="Host memory per replica: 16G or 512M.", value="SIZE")] = None
-    requires: Annotated[list[str] | None, Parameter(help="A worker's label: zone=a or zone=a,b.", value="LABEL")] = None
-    label: Annotated[list[str] | None, Parameter(help="A label of the job: team=vision.", value="LABEL")] = None
+    requires: Annotated[
+        list[str] | None,
+        Parameter(help="A label that the worker must have: zone=a, or zone=a,b for either value.", value="LABEL"),
+    ] = None
+    label: Annotated[list[str] | None, Parameter(help="A label to give to the job: team=vision.", value="LABEL")] = None
     env: Annotated[list[str] | None, Parameter(help="A variable for the command.", value="NAME=VALUE")] = None
     secret: Annotated[
         list[str] | None,
@@ -109,7 +114,9 @@ class JobFlags:
     ] = None
     cwd: Annotated[
         str | None,
-        Parameter(help="Folder to start in: absolute, or below the attempt's own, which it is else.", value="PATH"),
+        Parameter(
+            help="Folder to start in: absolute, or below the attempt's folder, which is the default.", value="PATH"
+        ),
     ] = None
     with_: Annotated[
         list[str] | None,
@@ -123,34 +130,45 @@ class JobFlags:
     driver: Annotated[
         str | None,
         Parameter(
-            help="How a worker runs it: process, docker, …; noop on simulated workers; "
-            "of NAME,NAME the first that could run it.",
+            help="How a worker runs the job: process, docker, …; noop on simulated workers. Of NAME,NAME the first "
+            "that a worker could run it with is taken.",
             value="NAME",
         ),
     ] = None
     driver_config: Annotated[
-        str | None, Parameter(help='Settings for drivers: {"docker": {…}}, one object each.', value="JSON")
+        str | None,
+        Parameter(help='Settings for drivers as JSON, an object for each driver: {"docker": {…}}.', value="JSON"),
     ] = None
-    image: Annotated[str | None, Parameter(help="Image of a container or a virtual machine.", value="IMAGE")] = None
+    image: Annotated[str | None, Parameter(help="Image of the container or the virtual machine.", value="IMAGE")] = None
     time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
     deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.", value="DURATION")] = None
-    start_within: Annotated[str | None, Parameter(help="Expire unless started within.", value="DURATION")] = None
+    start_within: Annotated[
+        str | None, Parameter(help="Expire if the job has not started within this time.", value="DURATION")
+    ] = None
     grace: Annotated[str | None, Parameter(help="Time between SIGTERM and SIGKILL.", value="DURATION")] = None
-    retries: Annotated[int | None, Parameter(help="Further attempts after a failure.")] = None
+    retries: Annotated[int | None, Parameter(help="How many further attempts are made after a failure.")] = None
     if_seq: Annotated[
         int | None,
-        Parameter(help="Accept only if nothing was decided since this ledger record; plan shows it.", value="LEDGER"),
+        Parameter(
+            help="Accept the job only if nothing was decided after this ledger record, which plan prints.",
+            value="LEDGER",
+        ),
     ] = None
     on_no_match: Annotated[
-        Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
+        Literal["wait", "reject"] | None, Parameter(help="What to do if no known worker could ever run the job.")
     ] = None
-    on_partition: Annotated[Literal["kill", "keep"] | None, Parameter(help="When the worker is cut off.")] = None
+    on_partition: Annotated[
+        Literal["kill", "keep"] | None,
+        Parameter(
+            help="What the worker does with the job when it is cut off from the schedulers: kill it, or let it run."
+        ),
+    ] = None
     qos: Annotated[
         Literal["low", "medium", "high", "critical"] | None,
-        Parameter(help="How soon it is frozen when it does not use its GPUs."),
+        Parameter(help="How soon the job is frozen when it does not use its GPUs; low is soonest."),
     ] = None
     guest: Annotated[
-        bool, Parameter(help="It may have the GPUs of a frozen job, and ends when that job needs them again.")
+        bool, Parameter(help="The job may use the GPUs of a frozen job. It is ended when that job needs them again.")
     ] = False
 
 
@@ -397,7 +415,10 @@ def milli_cores(cores: float) -> int:
 
     if not math.isfinite(cores):
         raise rejected(
-            "invalid-argument", f"--cpu is no number of cores: {cores}", found=str(cores), next="--cpu 4, or --cpu 0.5"
+            "invalid-argument",
+            f"--cpu is not a number of cores: {cores}",
+            found=str(cores),
+            next="--cpu 4, or --cpu 0.5",
         )
     return math.ceil(round(cores * 1000, 6))
 

@@ -30,27 +30,30 @@ _EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_N
 
 
 def plan(
-    *command: Annotated[str, Parameter(help="What would be run, behind --.", command=True)],
-    drain: Annotated[list[str] | None, Parameter(help="As if this worker were drained.", value="WORKER")] = None,
-    add: Annotated[str | None, Parameter(help="As if these hosts were there: 2x8xA100.", value="HOSTS")] = None,
+    *command: Annotated[str, Parameter(help="What the job would run, after --.", command=True)],
+    drain: Annotated[list[str] | None, Parameter(help="Plan as if this worker were drained.", value="WORKER")] = None,
+    add: Annotated[
+        str | None, Parameter(help="Plan as if the fleet had these hosts too: 2x8xA100.", value="HOSTS")
+    ] = None,
     quota: Annotated[
         list[str] | None,
         Parameter(
-            help="As if a tenant were limited to this many GPUs; none lifts the "
-            "limit; a number alone is for your tenant.",
+            help="Plan as if a tenant were limited to this many GPUs; none removes the "
+            "limit; a number without a tenant is for your own.",
             value="TENANT=GPUS",
         ),
     ] = None,
     share: Annotated[
         list[str] | None,
         Parameter(
-            help="As if a tenant had this weight and, after a colon, guaranteed GPUs: acme=3:16.", value="TENANT=WEIGHT"
+            help="Plan as if a tenant had this weight and, after a colon, these guaranteed GPUs: acme=3:16.",
+            value="TENANT=WEIGHT",
         ),
     ] = None,
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
-    """Whether, when and where a job would start; submits nothing.
+    """Say whether, when and where a job would start; submits nothing.
 
     The leader answers with its own code, on a copy of its state. --drain, --add, --quota and --share, together and as
     often as you like, change the fleet and the tenants' rights in that copy. The command may be left out: it only tells
@@ -83,7 +86,7 @@ def quotas_of(words: Sequence[str]) -> Quota | None:
         if not tenant or (gpus != NO_LIMIT and (not gpus.isdecimal() or not int(gpus))):
             raise rejected(
                 "invalid-argument",
-                f"--quota {word} is no tenant with a number of GPUs",
+                f"--quota {word} is not a tenant with a number of GPUs",
                 found=word,
                 allowed="1..1000000 GPUs, or none for no limit",
                 next="write --quota acme=16, once for each tenant; to let none of its jobs start: moorage admin hold",
@@ -101,7 +104,7 @@ def shares_of(words: Sequence[str]) -> Share:
         if not tenant or not weight.isdecimal() or (colon and not gpus.isdecimal()):
             raise rejected(
                 "invalid-argument",
-                f"--share {word} is no tenant with a weight",
+                f"--share {word} is not a tenant with a weight",
                 found=word,
                 next="write --share acme=3, or acme=3:16 for GPUs of its own, too",
             )

@@ -44,7 +44,8 @@ def run(
     """Run a command on GPUs, follow it, return its exit code.
 
     The command's output goes to stdout and stderr, progress to stderr; stdin is not passed on. Each line of several
-    replicas begins with its replica, [0]. Ctrl-C detaches: the job goes on; a second one within 2 s cancels the job.
+    replicas begins with the number of its replica, [0]. Ctrl-C detaches and the job continues to run; a second Ctrl-C
+    within 2 s cancels it.
     The command has to be on the worker: a full path, a name in a job's PATH there, or a file of --with.
     """
 
@@ -100,15 +101,20 @@ def logs(
     /,
     *,
     tail: Annotated[
-        int | None, Parameter(help="Of earlier output, only the last lines of each stream, this many.")
+        int | None, Parameter(help="Print at most this many lines of each stream's earlier output.")
     ] = None,
     replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
-    attempt: Annotated[int | None, Parameter(help="Only this attempt, as far as its output is still kept.")] = None,
-    no_follow: Annotated[bool, Parameter(help="Print what is kept now, and end with code 0.")] = False,
+    attempt: Annotated[
+        int | None,
+        Parameter(help="Only this attempt, if its output is still kept; what is kept is printed, then the verb ends."),
+    ] = None,
+    no_follow: Annotated[
+        bool, Parameter(help="Print what is kept now, do not wait for more, and exit with 0.")
+    ] = False,
     no_prefix: NoPrefix = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """A job's output: what is kept of it, then what comes, until the job is over; exits with its code.
+    """Print a job's output: first what is kept, then new output until the job has ended; exits with its code.
 
     A worker keeps what the newest attempt of each replica wrote, up to a bound for each stream, and for some time after
     the end. Its settings say how much and how long, and `moorage show` says until when. Each line of several replicas

@@ -1,11 +1,11 @@
 """Which jobs a word means: an id, the beginning of one, `last`, `all`, or several with commas.
 
-train-42      that job, or the only one whose id begins so
-=last         the job of exactly this id, whatever it looks like
-last          the newest
-all           every one that is not over
-train-*       every one whose id begins so (in quotes: a shell has its own *); cancel leaves out those that are over
-a,b,last      each of them
+train-42      the job with this id, or the only job whose id begins with it
+=last         the job with exactly this id, even if it reads like one of the words below
+last          the newest job
+all           every job that has not ended
+train-*       every job whose id begins with this (in quotes, because a shell expands *); cancel skips ended jobs
+a,b,last      each of these
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CANDIDATES_SHOWN_MAX: Final = 5
 LIVE: Final = tuple(state for state in STATES if state not in TERMINAL)
 
 HELP: Final = "Ids, their beginnings, last, all, 'train-*', or several with commas (moorage help jobs)."
-HELP_ONE: Final = "The job's id, its beginning, or last; =ID is that id and no beginning."
+HELP_ONE: Final = "The job's id, its beginning, or last; =ID means this exact id."
 LISTED: Final = "ls --format {job}"
 
 T = TypeVar("T")

@@ -28,10 +28,10 @@ PORTS_ROWS_MAX: Final = 64
 
 def show(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
-    watch: Annotated[bool, Parameter(help="Follow it: one line for each transition, until it has ended.")] = False,
+    watch: Annotated[bool, Parameter(help="Print a line for each state change until the job has ended.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """Show jobs: request, state, transitions."""
+    """Show jobs: request, state and all state changes."""
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
@@ -209,15 +209,16 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
 def ls(
     *,
     state: Annotated[
-        list[str] | None, Parameter(help="Only these, as RUNNING or queued,running.", value="STATE")
+        list[str] | None,
+        Parameter(help="Only jobs in these states, for example RUNNING or queued,running.", value="STATE"),
     ] = None,
-    limit: Annotated[int, Parameter(help="At most this many, 1..1000.")] = 100,
+    limit: Annotated[int, Parameter(help="Show at most this many jobs, 1..1000.")] = 100,
     watch: Annotated[
-        bool, Parameter(help="Repeat whenever something changes; in a pipe one row for each change.")
+        bool, Parameter(help="Show again whenever a job changes; in a pipe, print one row for each change.")
     ] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """Your jobs, newest first."""
+    """List the tenant's jobs, newest first."""
 
     states = [name.upper().replace("-", "_") for some in state or () for name in some.split(",")]
 
@@ -264,13 +265,13 @@ def _for(data: dict[str, Any]) -> str:
 
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
-    reason: Annotated[str, Parameter(help="For the job's story.")] = "",
+    reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Cancel jobs, at any stage; answered once it is in the ledger.
+    """Cancel jobs, whether they wait or run; returns once the cancel is in the ledger.
 
-    An id that is not known yet is remembered, and the next submit with it is cancelled at once; this cannot be undone.
-    So a name that you gave must be complete; of an id that moorage made up, the beginning is enough.
+    The cancel of an unknown id is remembered, and the next submit with that id is cancelled at once; this cannot be
+    undone. So give an id that you chose in full; of an id that moorage made up, the beginning is enough.
     """
 
     async def work(client: AsyncClient) -> int | None:

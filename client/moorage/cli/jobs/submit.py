@@ -27,26 +27,25 @@ def submit(
     file: Annotated[
         str | None,
         Parameter(
-            help="Requests as JSON: one, an array, or one on each line; - is stdin.",
+            help="A file of requests as JSON: one object, an array, or one object on each line; - is stdin.",
             names=("--file", "-f"),
             value="FILE",
         ),
     ] = None,
     instead_of: Annotated[
         str | None,
-        Parameter(
-            help="Cancel this waiting job, and submit it again with the changes that the flags make.", value="JOB"
-        ),
+        Parameter(help="Cancel this waiting job and submit it again, changed by the other options.", value="JOB"),
     ] = None,
     but: Annotated[
-        str | None, Parameter(help="With --instead-of: fields of the request, as JSON.", value="JSON")
+        str | None,
+        Parameter(help="With --instead-of: fields of the request to change, as a JSON object.", value="JSON"),
     ] = None,
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
-    """Submit a job and go on; returns once it is in the ledger.
+    """Submit a job and return once it is in the ledger; does not wait for its end.
 
-    Prints the job's id. After a failure, send the same id and content again: it stays one job.
+    Prints the job's id. If the verb fails, submit again with the same id and content: at most one job is created.
     """
 
     def act() -> int:

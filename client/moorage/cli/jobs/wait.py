@@ -46,13 +46,15 @@ ASK_AGAIN_TICKS: Final = 5
 def wait(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     at_most: Annotated[
-        str, Parameter(help="Give up after this time, with exit code 6; the jobs go on.", value="DURATION")
+        str,
+        Parameter(help="Stop waiting after this time, with exit code 6; the jobs are not changed.", value="DURATION"),
     ] = FOR_DEFAULT,
     options: RowOptions = ROWS,
 ) -> int:
-    """Wait until jobs are over; exits with the code of the first that did not succeed.
+    """Wait until jobs have ended; exits with the code of the first job that did not succeed.
 
-    Prints a line for each job as it ends, or with --json the answer of `show`. Ctrl-C ends the waiting, and no job.
+    Prints a line for each job as it ends, or with --json the answer of `show`. Ctrl-C ends the wait, not
+    the jobs.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -146,16 +148,16 @@ class Meanwhile:
 
 
 def events(
-    job: Annotated[str | None, Parameter(help=HELP_ONE + " Without one: all jobs of the tenant.", lists=LISTED)] = None,
+    job: Annotated[str | None, Parameter(help=HELP_ONE + " By default all jobs of the tenant.", lists=LISTED)] = None,
     /,
     *,
     options: RowOptions = ROWS,
 ) -> int:
-    """Transitions as they happen: of one job from its first to its last, or of the whole tenant from now on.
+    """Print state changes as they happen: of one job from its first to its last, or of the whole tenant from now on.
 
-    Transitions of a job that is over come from its history, as long as that is kept (a week by default).
+    The state changes of an ended job come from its history, which is kept for a week by default.
 
-    Prints a line for each transition, or with --json a frame per line. Those of a tenant go on until Ctrl-C.
+    Prints a line for each change, or with --json a frame per line. For a tenant it runs until Ctrl-C.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -133,7 +133,10 @@ class Node:
         assert self._server is not None
         server = self._server
         state = await restore(server.ledger_url, server.url, PREFIX_DEFAULT, 1, backup, replace=True, say=say)
-        say(f"restored with {many(len(state.jobs), 'job')} from {backup}; nothing is placed for the length of a lease")
+        say(
+            f"restored with {many(len(state.jobs), 'job')} from {backup}; no job is placed for lease_s + grace_s"
+            " + margin_s, because jobs that were placed after the backup may still run"
+        )
 
     def _make_children(self) -> None:
         from moorage.cli.local.children import Child

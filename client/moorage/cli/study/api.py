@@ -58,7 +58,9 @@ def api(
         if not _VERB.fullmatch(verb):
             from moorage.client.errors import rejected
 
-            raise rejected("invalid-argument", f"{verb!r} is no verb", found=verb, next="show, submit, admin.fleet, …")
+            raise rejected(
+                "invalid-argument", f"{verb!r} is not a verb", found=verb, next="show, submit, admin.fleet, …"
+            )
         payload = _payload(frame)
         return with_client(options, work)
 

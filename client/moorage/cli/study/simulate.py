@@ -139,7 +139,7 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
             allowed = "JSON lines, or a first line as at_s,runs_s,tenant,job,gpu or vc,job,arrival_s,duration_s,num_gpu"
             raise rejected(
                 "invalid-argument",
-                f"{path} is no trace that moorage knows",
+                f"{path} is not a trace that moorage knows",
                 found=head[:60],
                 allowed=allowed,
                 next="say which with --format",
@@ -149,7 +149,7 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
         if cluster is not None:
             raise rejected(
                 "invalid-argument",
-                f"{path} is no philly trace: --cluster chooses nothing in it",
+                f"{path} is not a philly trace, so --cluster has nothing to choose from",
                 found=cluster,
                 next="leave out --cluster",
             )

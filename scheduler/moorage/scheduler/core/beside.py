@@ -13,19 +13,20 @@ _read_request: Final = RequestCache().read
 
 
 def beside(member: Member) -> list[Member]:
-    """Return the members that have a device of a guest as well; of a member that is no guest, its guests."""
+    """Return the members that share a device with this one: of a guest the owners, of an owner the guests."""
     return [m for m in member.worker.members.values() if m.mask & member.mask and m.guest is not member.guest]
 
 
 def is_at_rest(member: Member) -> bool:
-    """Return whether a member is frozen and to stay so."""
+    """Return whether a member is frozen and must stay frozen."""
     return member.freeze and member.replica.state == FROZEN and member.phase == AT_RUNNING
 
 
 def waits_for_guests(member: Member) -> bool:
-    """Return whether a frozen member must wait before it runs on, or ends with a grace: a guest has one of its devices.
+    """Return whether a guest on one of its devices keeps a frozen member from being resumed.
 
-    If the guest is over and its devices are quarantined, the end does not wait: the job ends frozen.
+    A frozen member is resumed to run on, or to save its work in the grace of its end. If the guest has ended and its
+    devices are quarantined, the end does not wait: the job is ended while frozen.
     """
     state = member.replica.state
     # for most members the answer is here, without reading the other members of the worker: there may be thousands

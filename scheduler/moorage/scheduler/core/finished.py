@@ -157,7 +157,7 @@ class FinishedTable:
         """Return the table of a snapshot. Raises ValueError."""
         table = cls(rows_max)
         if len(rows) % ROW_BYTES:
-            raise ValueError(f"{len(rows)} bytes of finished jobs are no rows of {ROW_BYTES} bytes")
+            raise ValueError(f"{len(rows)} bytes of finished jobs do not make up rows of {ROW_BYTES} bytes")
         table.add_all(
             (key, digest, seconds * 1000, state, high << 32 | low)
             for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows)

@@ -73,7 +73,7 @@ def read_capacities(tflops_file: str) -> Mapping[str, float]:
     except OSError as error:
         raise _bad(path, f"cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _bad(path, f"is no TOML: {error}") from None
+        raise _bad(path, f"is not valid TOML: {error}") from None
     rows = said.pop("tflops", None)
     if said or not isinstance(rows, dict) or not 1 <= len(rows) <= MODELS_MAX:
         raise _bad(path, f"must have one table, [tflops], of 1..{MODELS_MAX} models")

@@ -110,7 +110,7 @@ class UsageTable:
         table = cls()
         for tenant, model, hours, sums in rows:
             if not hours or len(hours) % 4 or len(sums) != len(hours) * 2 * SUMS:
-                raise ValueError(f"{len(hours)} and {len(sums)} bytes are no hours and sums of usage")
+                raise ValueError(f"{len(hours)} and {len(sums)} bytes do not match hours and sums of usage")
             series = table.series[tenant, model] = Series()
             series.hours.extend(struct.unpack(f"<{len(hours) // 4}I", hours))
             series.sums.extend(struct.unpack(f"<{len(sums) // 8}Q", sums))

@@ -120,7 +120,10 @@ class Future(Play):
         return View(self.engine).left_ms(job, elapsed_ms or 0, of_part)
 
     def told_to_end(self, held: Held) -> None:
-        """End four of five members at once, as most end at SIGTERM; the fifth takes all its grace."""
+        """Simulate that a member must end: in one look of five it takes its whole grace, in the others none.
+
+        Most programs end at SIGTERM. In which look a job is late depends on its id.
+        """
         job = self.engine.state.job(held.tenant, held.job)
         self._told_by.pop(held.name, None)  # it ends by its grace now, not by learned run times
         late = part_of(self.look, held.tenant, held.job) == LOOKS - 1

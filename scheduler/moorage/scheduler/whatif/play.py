@@ -75,7 +75,7 @@ class Play:
         return 0, "exit"
 
     def told_to_end(self, held: Held) -> None:
-        """End a member at once, as most end at SIGTERM."""
+        """Simulate that a member must end: it does so at once, as most programs do at SIGTERM."""
         self._finish(held, -15, "end")
 
     def on_placed(self, held: Held) -> None:

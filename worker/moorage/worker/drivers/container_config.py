@@ -485,7 +485,7 @@ def devices_of(
 def _cdi_name(device: Device) -> str:
     name = device.cdi[0] if device.cdi else f"nvidia.com/gpu={device.uuid}"
     if not _CDI.fullmatch(name):
-        raise refuse("failed-precondition", f"{START_FAILED}: {name[:80]!r} is no CDI name", found=name[:80])
+        raise refuse("failed-precondition", f"{START_FAILED}: {name[:80]!r} is not a CDI name", found=name[:80])
     return name
 
 

@@ -32,7 +32,7 @@ class Removal:
         task.add_done_callback(self.later.discard)
 
     async def remove(self, member: Member) -> None:
-        """Remove a container, until that succeeds or the supervisor has proven its end; then inform the supervisor."""
+        """Remove a container. Retry until that succeeds or no process of it is left; then inform the supervisor."""
         delay_s = RETRY_S
         while member.container:
             try:
@@ -48,7 +48,7 @@ class Removal:
         self.removed(member)
 
     def removed(self, member: Member) -> None:
-        """Take that the engine has removed the container, and inform the supervisor."""
+        """Record that the engine has removed the container, and inform the supervisor."""
         member.is_removed = True
         self._host.link.removed(self._host.key(member.name))
 

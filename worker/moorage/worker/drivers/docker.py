@@ -2,7 +2,7 @@
 
 First a container is created, then the supervisor gets its id, then it is started (container_start.py). Its output is
 stored while it runs (container_follow.py). After its end the engine removes it (container_removal.py). The member's end
-is reported once the supervisor has proven that nothing of the container is left.
+is reported once the supervisor has seen that no process of the container is left.
 """
 
 from __future__ import annotations

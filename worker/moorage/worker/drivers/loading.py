@@ -115,7 +115,7 @@ def _own_settings(kind: type[Driver], file: SettingsFile, env: Mapping[str, str]
     declared = kind.settings or _NoSettings
     found = settle(section, declared, env=env, file=file)
     for name in unknown_variables(section, found, env):
-        log.warning("%s is no setting of the driver %s: it has no effect", name, kind.name)
+        log.warning("%s is not a setting of the driver %s: it has no effect", name, kind.name)
     if kind.settings is None:
         return None
     # only the keys are logged: any value may be a secret

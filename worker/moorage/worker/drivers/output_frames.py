@@ -40,7 +40,7 @@ class Notes:
             self._send(name, note=note[:NOTE_CHARS_MAX])
 
     def started(self, name: MemberName, ports: dict[str, str]) -> None:
-        """Take that a member has started; publish where it is reached, if it publishes ports."""
+        """Record that a member has started; publish where it is reached, if it publishes ports."""
         self._said.pop(name, None)
         if ports:
             self._send(name, ports=ports)

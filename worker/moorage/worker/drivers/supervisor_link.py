@@ -1,9 +1,9 @@
 """Share the agent process's one connection to its supervisor among all drivers of all its workers.
 
 It reconnects by itself. If the supervisor closed the socket but lives, its jobs live on. If there is another
-supervisor, all jobs of the former one are dead, and the new one reports which are proven so. A supervisor that falls
-silent is killed together with its jobs (parent-death signal and cgroup), because a job that cannot be ended must not
-outlive its lease.
+supervisor, all jobs of the former one are dead, and the new one reports those of which no process is left. A supervisor
+that falls silent is killed together with its jobs (parent-death signal and cgroup), because a job that cannot be ended
+must not outlive its lease.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class SupervisorLink:
         await self._supervised.contain(member, container)
 
     def removed(self, key: str) -> None:
-        """Take that the engine has removed the container of this member, so it cannot start."""
+        """Record that the engine has removed the container of this member, so it cannot start."""
         if self._supervised is not None:
             self._begin(partial(self._supervised.begin_removed, [key]))
 

@@ -222,7 +222,7 @@ def _text_of(path: Path) -> bytes:
     with open(descriptor, "rb") as file:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
-            raise CdiError("it is no plain file")
+            raise CdiError("it is not a plain file")
         text = file.read(FILE_BYTES_MAX + 1)
         after = os.fstat(descriptor)
     if len(text) > FILE_BYTES_MAX:

@@ -94,7 +94,7 @@ class Controller:
         """Return what to add to the bucket; None if less than `PASSED_S_MIN` has passed.
 
         `utilisation` is the part of the device that the job has used since the last measurement, and `level` is what
-        its bucket has. The bucket is filled to its former capacity; the new capacity counts from the next call on.
+        its bucket has. The tokens are added up to the former capacity; the new capacity applies from the next call on.
         """
         if passed_s < PASSED_S_MIN:
             return None

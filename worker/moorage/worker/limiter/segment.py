@@ -134,7 +134,7 @@ class Segment:
                 raise SegmentError(f"{path} is cut short")
             magic, version, size, devices = struct.unpack_from("@4Q", begin)
             if (magic, version, size) != (MAGIC, VERSION, SIZE) or devices > DEVICES_MAX:
-                raise SegmentError(f"{path} is no segment of this release")
+                raise SegmentError(f"{path} is not a segment of this release")
         except BaseException:
             os.close(descriptor)
             raise

@@ -55,7 +55,7 @@ class MpsClients:
             self.mps.admit_again(member, self._uid_of(member))
 
     async def leave(self, name: MemberName) -> bool:
-        """Take that a member is over.
+        """Record that a member is over.
 
         Return whether its GPU may be freed: the last client's only once the daemon has ended.
         """

@@ -186,7 +186,7 @@ class ManagedMps:
         return self._gpus[sharer.slot].control.environment | sharer.limits.environment
 
     async def leave(self, name: MemberName) -> bool:
-        """Take that a member is over, and end the daemon if it was the last sharer.
+        """Record that a member is over, and end the daemon if it was the last sharer.
 
         Return whether its GPU may be freed.
         """

@@ -271,7 +271,7 @@ class Supervised(asyncio.Protocol):
     async def forget(self, keys: Iterable[str], *, keep_output: bool = False, unproven: bool = False) -> None:
         """Drop ends that are dealt with, and their output files unless kept. Raises as `start`.
 
-        `unproven` also drops a former supervisor's members that cannot be proven over: an operator must decide that.
+        `unproven` also drops a former supervisor's members of which processes may be left; an operator decides that.
         """
         await self.begin_forget(keys, keep_output=keep_output, unproven=unproven)
 

@@ -82,8 +82,8 @@ def kill(processes: Collection[Process]) -> None:
 class Containers:
     """The members that are containers. Scans for their processes until each has its init, and until none is left.
 
-    The callback `seen` gets a member and its init; `init_died` a member whose init is dead; `none_left` a member that
-    is proven over.
+    The callback `seen` gets a member and its init; `init_died` a member whose init is dead; `none_left` a member of
+    which no process is left.
     """
 
     def __init__(

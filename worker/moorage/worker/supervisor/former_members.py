@@ -32,12 +32,12 @@ _NO_SCAN: Final = Scan(marked={}, others=[], unreadable=[], state_marks={})
 
 @dataclass(slots=True)
 class FormerMembers:
-    """The members not yet proven over, by key. Call `clear` again and again until `waiting` is empty."""
+    """The members of which processes may be left, by key. Call `clear` again and again until `waiting` is empty."""
 
     boot_id: str
     waiting: dict[str, Left]
     found: dict[str, Unproven] = field(default_factory=dict)
-    """Why each waiting member is not proven over, as of the last pass."""
+    """Why processes of each waiting member may be left, as of the last pass."""
     removed: set[str] = field(default_factory=set)
     """The members whose container the engine has removed."""
     _seen: set[str] = field(default_factory=set)

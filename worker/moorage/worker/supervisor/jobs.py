@@ -230,7 +230,7 @@ class Jobs:
         self._containers.add(member)
 
     def removed(self, key: str) -> None:
-        """Take that the engine has removed this member's container: if it has not run yet, it never will."""
+        """Record that the engine has removed this member's container: if it has not run yet, it never will."""
         member = self.members.get(key)
         if member is None or member.container is None:
             return

@@ -104,7 +104,7 @@ class Launcher:
         return pid
 
     def reaped(self, pid: int) -> None:
-        """Take that a child with this pid has ended; if it was the launcher, the next start makes a new one."""
+        """Record that a child with this pid has ended; if it was the launcher, the next start makes a new one."""
         if pid == self.pid:
             self.pid = None
             self.close()

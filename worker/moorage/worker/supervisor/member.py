@@ -110,7 +110,7 @@ class Member:
                 os.close(descriptor)
 
     def ended(self, proof: Proof, now_boottime_s: float) -> Ended:
-        """Return the event that reports the end, once the tree is proven gone."""
+        """Return the event that reports the end. `proof` says how it is known that no process of the member is left."""
         exit_code, signal_number, number, stage, message = None, None, None, "", ""
         reason: Reason = self.cause or "exit"
         if self.failure is not None:

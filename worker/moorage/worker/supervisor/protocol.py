@@ -135,7 +135,7 @@ class List(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
     """Drop the ends of these members. With `keep_output` the agent removes their output files, not the supervisor.
 
-    With `unproven`, which an operator must decide, a former supervisor's members that could not be proven over are
+    With `unproven`, which an operator must decide, a former supervisor's members of which processes may be left are
     dropped as well. Keys of running members are ignored.
     """
 
@@ -231,7 +231,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
 
 
 class Unproven(msgspec.Struct, frozen=True, kw_only=True, tag="unproven"):
-    """A member that cannot be proven to be over; an `Ended` follows if that changes."""
+    """A member of which processes may be left (see `Proof`); an `Ended` follows once none is."""
 
     key: str
     pids: tuple[int, ...]
@@ -249,7 +249,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
     @property
     def living(self) -> list[str]:
-        """The keys of members that are not proven over."""
+        """The keys of members of which processes may be left."""
         return [*self.waiting, *(each.key for each in self.running), *(each.key for each in self.unproven)]
 
 

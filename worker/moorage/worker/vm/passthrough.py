@@ -155,7 +155,7 @@ class Passthrough:
 
     def _folder(self, address: str) -> Path:
         if not _ADDRESS.fullmatch(address):
-            raise NotHandedOn(f"{address[:40]!r} is no PCI address")
+            raise NotHandedOn(f"{address[:40]!r} is not a PCI address")
         return self._bus / "devices" / address
 
     def _driver(self, address: str) -> str:

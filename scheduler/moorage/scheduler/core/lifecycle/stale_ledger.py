@@ -25,8 +25,9 @@ class StaleLedgerGuard:
     def may_place(self, time_ms: int, mono_ms: int) -> bool:
         """Return False while the ledger may be an older backup, and for a while after it was restored from one.
 
-        Jobs that were placed after the backup may still run, unknown to the restored ledger. Nothing may be placed
-        beside them until their workers were heard from, or would count as lost (ledger-rules H7).
+        Jobs that were placed after the backup may still run, unknown to the restored ledger. Nothing is placed beside
+        them: after a restore, for as long as it takes a silent worker to count as lost; with a ledger that may be
+        older than its workers, until all of them have reported (ledger-rules H7).
         """
         state, lost_ms = self._state, self._lost_ms
         if self._sessions.ahead and self._sessions.behind(waited=self.waited(mono_ms)) is not False:

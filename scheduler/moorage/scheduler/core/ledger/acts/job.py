@@ -269,7 +269,7 @@ class Usage(Act, tag="usage"):
         for _, _, flat in self.rows:
             well = all(0 <= number < _SUM_MAX for number in flat) and not len(flat) % (1 + SUMS)
             if not well or any(hour >= _HOUR_MAX for hour in flat[:: 1 + SUMS]):
-                raise FoldError(f"act {self.tag} has {len(flat)} numbers that are no hours with their sums")
+                raise FoldError(f"act {self.tag} has {len(flat)} numbers that are not hours with their sums")
 
     def fold(self, folding: Folding) -> None:
         state = folding.state
