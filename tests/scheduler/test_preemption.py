@@ -525,6 +525,22 @@ def test_in_strict_order_the_job_that_takes_back_starts_before_the_earlier_one_t
     assert drive.replica("borrows").attempt == 1, "and it is not ended in turns"
 
 
+def test_a_tenant_within_its_guarantee_ends_its_own_job_of_lower_priority_where_nobody_has_borrowed() -> None:
+    """It had the right to take back, and that was its only one: it waited for its own job to end by itself."""
+    drive = strict(2, reclaim=True, preempt_priority=80)
+    drive.order("share", tenant="own", gpus=3)
+    drive.order("share", tenant="other", gpus=1)
+    drive.submit("others", gpu={}, tenant="other", priority=10)
+    drive.submit("low", gpu={}, tenant="own", priority=50)
+    drive.settle()
+    drive.submit("urgent", gpu={}, tenant="own", priority=90)
+    for _ in range(5):
+        drive.pass_time(2_000)
+        drive.settle()
+    assert (drive.states("urgent", "own"), drive.states("low", "own")) == (["RUNNING"], ["QUEUED"])
+    assert drive.states("others", "other") == ["RUNNING"], "its GPU is guaranteed to another tenant"
+
+
 def test_in_strict_order_age_does_not_keep_a_preemptor_from_what_was_freed_for_it() -> None:
     """The age of a job counts from its acceptance when it waits, and only until its start when it defends itself."""
     drive = strict(1, preempt_priority=80, ageing=600)

@@ -140,19 +140,21 @@ class Preempting:
                 continue
             if searches >= SEARCHES_MAX or len(state.preempting) + searches >= STANDING_MAX:
                 return
-            right = self._right(draft, job, group, under_way)
-            if right is None:
+            rights = self._rights(draft, job, group, under_way)
+            if not rights:
                 continue
             searches += 1
-            with self.policy.fleet.avoiding(group.shape.avoid):
-                closed = excluded(group) | found_now | group.shape.refusing
-                found = self.policy.choose(draft, group.shape, right, closed, under_way.ending)
-            if found is None:
+            closed = excluded(group) | found_now | group.shape.refusing
+            for right in rights:
+                with self.policy.fleet.avoiding(group.shape.avoid):
+                    found = self.policy.choose(draft, group.shape, right, closed, under_way.ending)
+                if found is not None:
+                    found_now |= found.hosts
+                    self._end(draft, right, found)
+                    under_way.add(job.tenant, group.shape, found)
+                    break
+            else:
                 vain[item] = draft.time_ms
-                continue
-            found_now |= found.hosts
-            self._end(draft, right, found)
-            under_way.add(job.tenant, group.shape, found)
 
     def asked_to_end(self, jobs: set[int]) -> None:
         """Note the jobs (by number) with members that this record asks to end, for any reason.
@@ -192,14 +194,19 @@ class Preempting:
         held = [draft.replica(replica).member for replica in job.replicas] if job is not None else []
         return [m for m in held if m is not None and draft.replica(m.replica).state in _LEAVING]
 
-    def _right(self, draft: Draft, job: Job, group: Group, under_way: UnderWay) -> Right | None:
-        need = group.shape.gpus
+    def _rights(self, draft: Draft, job: Job, group: Group, under_way: UnderWay) -> list[Right]:
+        """Return by what rights a job may end others, in the order to try them.
+
+        Nothing may be left to take back: then the priority counts, as among the jobs of its own tenant.
+        """
+        need, rights = group.shape.gpus, list[Right]()
         tenant = draft.tenant(job.tenant)
         own = tenant.guaranteed - tenant.gpus - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
-            return Right(job, group.priority, reclaims=True)
-        borrows = self.reclaim and need > 0
-        return Right(job, group.priority, reclaims=False, borrows=borrows) if group.priority >= self.priority else None
+            rights.append(Right(job, group.priority, reclaims=True))
+        if group.priority >= self.priority:
+            rights.append(Right(job, group.priority, reclaims=False, spares=self.reclaim and need > 0))
+        return rights
 
     def _end(self, draft: Draft, right: Right, found: Choice) -> None:
         victims = sorted({victim.job.num for victim in found.victims})

@@ -33,14 +33,13 @@ _LEAVING: Final = frozenset((ENDING, CANCELLING))
 class Right(NamedTuple):
     """Why a job may end others: a higher priority, or GPUs guaranteed to its tenant that others borrow.
 
-    With `borrows`, its tenant would exceed its guarantee. Then it takes no tenant below that tenant's guarantee: those
-    GPUs would be taken back at once.
+    With `spares`, it takes no other tenant below that tenant's guarantee: those GPUs would be taken back at once.
     """
 
     job: Job
     priority: int
     reclaims: bool
-    borrows: bool = False  # its tenant would exceed its guarantee, so the GPUs may be taken back
+    spares: bool = False
 
 
 class Victim:
@@ -317,7 +316,7 @@ class _Search:
 
     def _spares(self, tenant: str) -> bool:
         """Return whether this tenant may lose no more than it has borrowed."""
-        return self.right.reclaims or (self.right.borrows and tenant != self.right.job.tenant)
+        return self.right.reclaims or (self.right.spares and tenant != self.right.job.tenant)
 
     def _borrowed(self, tenant: str) -> int:
         """Return the GPUs that a tenant has beyond its guarantee, less those that are ending."""
