@@ -64,7 +64,7 @@ def test_a_cluster_has_a_file_for_each_server_and_no_queue(tmp_path: Path, capsy
         assert is_valid(tmp_path / "site" / f"server-{at}.conf")
     accounts = (tmp_path / "site" / "accounts.conf").read_text()
     assert "moorage.request.acme" not in accounts
-    assert "one false header" in capsys.readouterr().err
+    assert "one wrong header" in capsys.readouterr().err
 
 
 def test_servers_of_one_machine_have_a_folder_each(tmp_path: Path) -> None:

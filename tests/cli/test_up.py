@@ -24,7 +24,7 @@ from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.waiting import until, until_state
 
 #: how much is left is looked at while a test still fills the disk, or after
-FULL = re.compile(rf"the disk is full: \d+ of {TINY_MIB} MiB free at ")
+FULL = re.compile(rf"the disk of moorage up is full: \d+ of {TINY_MIB} MiB are free at ")
 
 
 @pytest.mark.slow
@@ -113,7 +113,9 @@ async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tm
             assert (leads["verdict"], "look at the disk" in leads["fix"]) == ("fail", True)
             assert "could not write its ledger for" in leads["found"]
             filler.unlink()
-            await until(lambda: "the disk has room again" in talk(folder), what="told on the screen, too")
+            await until(
+                lambda: ("the disk of moorage up has space again") in talk(folder), what="told on the screen, too"
+            )
             await until(lambda: node.up.children["nats-server"] != server, what="its server is another one")
             assert (await node.run("run", "--timeout", "90s", "--gpu", "--job", "after", "--", "true")).code == 0
             assert (await node.run("show", "before", "--format", "{state}")).out == "SUCCEEDED\n"

@@ -205,7 +205,7 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         say(f"warning: no longer in it, and cut off when the server reads it: {names}; name them again to keep them")
     if site.clustered:
         say(
-            "note: submitters may only use the submit endpoint: in a replicated stream one false header stops the queue"
+            "note: submitters may only use the submit endpoint: in a replicated stream one wrong header stops the queue"
         )
     elif site.shared:
         say("note: submitters may only use the submit endpoint: the durable queue needs an account for each tenant")
