@@ -111,7 +111,7 @@ async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: st
     nobody = await node.run("admin", "hold", "nobody", tenant=unique)
     assert (nobody.code, "error[not-found]" in nobody.err) == (3, True)
     released = await node.run("admin", "release", "--worker", "sim-0000")
-    assert (released.code, released.rows) == (0, [["sim-0000", "has nothing to release"]])
+    assert (released.code, released.rows) == (0, [["sim-0000", "has no unhealthy GPU to release"]])
     async with AsyncClient(node.url, tenant=unique) as client:
         with pytest.raises(Rejected) as refused:
             await client.admin.hold("j", why="x" * 500)
@@ -120,5 +120,5 @@ async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: st
 
 def test_a_guarantee_above_the_fleet_is_warned_of() -> None:
     fleet = {"workers": [{"gpus": 16}, {"gpus": 16}]}
-    assert beyond_fleet(200, fleet) == "warning[share]: 200 GPUs guaranteed, and the fleet has 32"
+    assert beyond_fleet(200, fleet) == "warning[share]: 200 GPUs guaranteed, but the fleet has only 32"
     assert beyond_fleet(32, fleet) == ""

@@ -124,7 +124,9 @@ def test_who_is_not_named_again_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert make(site, "--worker", "w9", "--operator", "joe") == 0
     assert "no longer in it" not in capsys.readouterr().err
     assert make(site, "--worker", "w10") == 0
-    assert "no longer in it, and cut off when the server reads it: operator.joe, worker.w9;" in capsys.readouterr().err
+    assert (
+        "no longer in the configuration lose access when the server reads it: operator.joe, worker.w9;"
+    ) in capsys.readouterr().err
     assert make(site, "--json") == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == ["operator.joe", "worker.w10", "worker.w9"]
 
@@ -151,7 +153,7 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
         (("--server", "h1", "--server", "h2"), "1, 3 or 5 different servers, found 2"),
         (("--server", "h1:0"), "'h1:0' is not a server"),
         (("--server", "nats://h1"), "'nats://h1' is not a server"),
-        (("--server", "::1"), "'::1' is not a server: write HOST, HOST:PORT or [IPV6]:PORT"),
+        (("--server", "::1"), "'::1' is not the address of a server: write HOST, HOST:PORT or [IPV6]:PORT"),
         (("--server", "::1:4222"), "'::1:4222' is not a server"),
         (("--server", "[::1"), "'[::1' is not a server"),
         (("--server", "[h1]:4222"), "'[h1]:4222' is not a server"),

@@ -130,7 +130,7 @@ async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     file = tmp_path / "x.txt"
     file.write_text("hello\n")
     ran = await moorage("simulate", str(file), "--fleet", "1xH100")
-    assert (ran.code, "is not a trace that moorage knows" in ran.err) == (2, True)
+    assert (ran.code, "is not a trace in a known format" in ran.err) == (2, True)
     ran = await moorage("simulate", str(tmp_path / "none"), "--fleet", "1xH100")
     assert (ran.code, "cannot be read" in ran.err) == (2, True)
 
@@ -142,7 +142,7 @@ async def test_on_a_terminal_it_tells_how_far_it_is_and_nothing_of_that_goes_to_
     words = ("simulate", str(file), "--fleet", "4x8xH100", "--jobs-csv", str(trace.with_name("out.csv")))
     async with on_a_terminal(*words, env={}) as (process, terminal):
         text = ""
-        while " of the jobs are over" not in text:
+        while " of the jobs have ended" not in text:
             text += (await asyncio.to_thread(os.read, terminal, 4096)).decode()
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130

@@ -216,7 +216,7 @@ async def test_a_second_one_on_the_folder_says_who_runs_there(tmp_path: Path) ->
         assert ran.code == 1
         assert ran.err.startswith("error[already-running]: ")
         assert f"pid {node.process.pid}" in ran.err
-        assert f"fix: end it: kill {node.process.pid}" in ran.err
+        assert f"fix: end that one: kill {node.process.pid}" in ran.err
         assert (await node.run("fleet", "--json")).code == 0  # the first one's up.json is still there
 
 
@@ -274,8 +274,8 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         _, err = await process.communicate()
         assert process.returncode == 1
         assert b"error[server-failed]: " in err
-        assert f"port {port} of 127.0.0.1 is taken by another process".encode() in err
-        assert b"fix: leave out --port for a free one" in err
+        assert f"another process listens on port {port} of 127.0.0.1".encode() in err
+        assert b"fix: leave out --port to use a free port" in err
         assert len(err.splitlines()) == 6, "the server's log is no help here"
         assert port.encode() in err
     await all_gone(tmp_path)
