@@ -25,17 +25,17 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
     assert facts["reason"].startswith("held: ")
     assert facts["because"].startswith(f"the queue of tenant {unique} is held by operator ")
     assert facts["because"].endswith(": month end")
-    assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, is QUEUED")
-    assert "held already by " in await admin("hold", "j")
-    assert await admin("priority", "j", "--to", "90") == "j\tpriority 90, is QUEUED"
-    assert (await admin("release", "--queue")) == f"tenant {unique}\treleased"
-    assert await admin("release", "j") == "j\treleased, is QUEUED"
+    assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, the job is QUEUED")
+    assert "on hold already by " in await admin("hold", "j")
+    assert await admin("priority", "j", "--to", "90") == "j\tpriority 90, the job is QUEUED"
+    assert (await admin("release", "--queue")) == f"tenant {unique}\tqueue released"
+    assert await admin("release", "j") == "j\treleased, the job is QUEUED"
     async with AsyncClient(node.url, tenant=unique) as client:
         job = client.job("j")
         await until(lambda: _is(job, "RUNNING"), what="it runs")
         refused = await node.run("admin", "freeze", "j", tenant=unique)
         assert (refused.code, "freezes no jobs" in refused.err) == (1, True), refused.err
-        assert await admin("resume", "j") == "j\tunchanged, was RUNNING"
+        assert await admin("resume", "j") == "j\tunchanged, the job was RUNNING"
         done = await client.admin.requeue("j", why="wrong host")
         assert (done.changed, done.members, done.state) == (True, 1, "RUNNING")
         await until(lambda: _is(job, "RUNNING", attempt=2), what="it runs again")

@@ -57,7 +57,7 @@ async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path:
     await err.until("no scheduler answers yet")
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 130
-    await err.until("look: moorage ls")
+    await err.until("check: moorage ls")
     assert "any of the 2 jobs may have been accepted" in err.text
 
 

@@ -42,7 +42,7 @@ async def test_a_file_may_have_a_request_a_line_and_a_malformed_one_stops_no_oth
     ran = await node.run("submit", "-f", "-", tenant=unique, stdin="\n".join(lines))
     assert (ran.code, ran.out.split()) == (2, ["l1", "l3"])
     assert "at $[1].run" in ran.err
-    assert ran.err.splitlines()[-1] == "2 of 3 accepted"
+    assert ran.err.splitlines()[-1] == "2 of 3 jobs accepted"
     broken = await node.run("submit", "-f", "-", tenant=unique, stdin=f"{good % 'l4'}\n{{oops")
     assert (broken.code, broken.out) == (2, "")
     assert broken.err.startswith("error[invalid-argument]: line 2 of stdin is not JSON")

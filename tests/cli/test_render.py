@@ -343,9 +343,9 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
         ("FAILED", "exit", "worker", "", "exit"),
         ("QUEUED", "", "", "", "-"),
         ("ACCEPTED", "", "tenant:acme", "ana", "-"),
-        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme, said ana)"),
+        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme, unverified name ana)"),
         ("ENDING", "drain", "operator", "", "drain (operator)"),
-        ("CANCELLING", "", "operator", "ben", "(operator, said ben)"),
+        ("CANCELLING", "", "operator", "ben", "(operator, unverified name ben)"),
     ],
 )
 def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str, said: str, told: str) -> None:

@@ -29,7 +29,7 @@ async def test_a_run_each_ranker_in_table_json_files_and_picture(trace: Path, tm
     ran = await moorage("simulate", str(trace), "--fleet", "1x2xH100", "--ranker", "pack,headroom", *files)
     assert ran.code == 0, ran.err
     assert ran.out.count("JOBS OF\tJOBS\tSTARTED") == 2
-    assert "pack: 2 of 2 jobs over" in ran.err
+    assert "pack: 2 of 2 jobs ended" in ran.err
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
     assert (tmp_path / "j-1.csv").read_text().splitlines()[1] == "default,a,1 GPU,1.0,0.0,0.0,60.0,0.0,SUCCEEDED,1"
     assert (tmp_path / "j-2.csv").exists()
@@ -111,7 +111,7 @@ async def test_a_file_that_takes_nothing_more_is_told(trace: Path) -> None:
     ran = await moorage("simulate", str(trace), "--fleet", "1xH100", "--timeline-csv", "/dev/full")
     assert ran.code == 1
     assert "/dev/full cannot be written: No space left on device" in ran.err
-    assert "2 of 2 jobs over" in ran.err, "what was found out is told all the same"
+    assert "2 of 2 jobs ended" in ran.err, "what was found out is told all the same"
 
 
 @pytest.mark.slow

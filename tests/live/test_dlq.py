@@ -143,7 +143,7 @@ async def test_the_command_lists_shows_resends_and_drops(nats_server: Server, un
         mended.write_bytes(msgspec.json.encode(request("bad-0", **WAITS)))
         await _expect(made, 0, "bad-2", "list")
         await _expect(made, 0, "unknown field", "show", second)
-        await _expect(made, 0, "bad-0 of tenant acme is QUEUED", "resend", first, "-f", str(mended))
+        await _expect(made, 0, "job bad-0 of tenant acme is QUEUED", "resend", first, "-f", str(mended))
         await _expect(made, 2, "unknown field", "resend", second)
         await _expect(made, 1, "2 letters, 2 refused again or no longer there", "resend", "all")
         await _expect(made, 2, "replaces one request", "resend", "all", "-f", str(mended))

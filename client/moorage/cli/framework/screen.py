@@ -32,7 +32,7 @@ class Screen:
             unseen += len(shown) - room + 1
             del shown[room - 1 :]
         if unseen > 0:
-            shown.append(f"… and {unseen:,} more rows")
+            shown.append(f"… and {unseen:,} more")
         shown += tail
         back = f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""
         self._stream.write(back + "".join(cut(plain(line), columns) + "\n" for line in shown))

@@ -191,7 +191,7 @@ def why_of(state: str, why: str, by: str, said: str) -> str:
     """Return the reason, with the user if a tenant or an operator caused it."""
     if by in ("", "worker") or state == ACCEPTED:
         return why or "-"
-    actor = f"{by}, reported as {said}" if said else by
+    actor = f"{by}, unverified name {said}" if said else by
     return f"{why} ({actor})" if why else f"({actor})"
 
 
