@@ -87,4 +87,4 @@ def test_what_finished_jobs_wrote_goes_before_the_disk_is_full(state: Path, capl
     filler.unlink()
     asyncio.run(keeper.sweep())
     asyncio.run(keeper.sweep())
-    assert caplog.text.count("has room again") == 1
+    assert caplog.text.count("has space again") == 1

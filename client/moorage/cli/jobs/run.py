@@ -166,7 +166,7 @@ async def _kept(
 def _say_detached(job: str, *, cancels: bool = False) -> bool:
     """Print how to go on. Returns whether it told a user at a terminal that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
-    say(f"this command has ended; job {job} goes on")
+    say(f"this command no longer follows job {job}, which goes on")
     say(f"  follow the job: moorage logs {job}")
     say(f"  cancel the job: moorage cancel {job}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
     return tells
