@@ -122,7 +122,7 @@ def test_a_certificate_is_signed_by_the_authority_that_is_there_or_not_at_all(
 def test_who_is_not_named_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = tmp_path / "site"
     assert make(site, "--worker", "w9", "--operator", "joe") == 0
-    assert "no longer in it" not in capsys.readouterr().err
+    assert "no longer in the configuration" not in capsys.readouterr().err
     assert make(site, "--worker", "w10") == 0
     assert (
         "no longer in the configuration lose access when the server reads it: operator.joe, worker.w9;"

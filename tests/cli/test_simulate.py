@@ -103,7 +103,7 @@ async def test_what_is_wrong_is_said(trace: Path, arguments: tuple[str, ...], fo
     ran = await moorage("simulate", str(trace), *arguments)
     assert ran.code == 2, ran.err
     assert found in ran.err
-    assert "jobs over" not in ran.err, "it is said before anything is run"
+    assert "jobs ended" not in ran.err, "it is said before anything is run"
     assert "Traceback" not in ran.err
 
 
@@ -119,7 +119,7 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text("at_s,runs_s,tenant,gpu\n0,10,t,16\n1,10,t,1\n")
     ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
-    assert "1 of 2 jobs over" in ran.err
+    assert "1 of 2 jobs ended" in ran.err
     assert "1 never started" in ran.err
     assert "  t/job-1 never started: count: no worker has that many matching GPUs (it asks for 16xany)" in ran.err
     told = json.loads((await moorage("simulate", str(file), "--fleet", "1x8xH100", "--json")).out)
@@ -147,7 +147,7 @@ async def test_on_a_terminal_it_tells_how_far_it_is_and_nothing_of_that_goes_to_
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
         text += read_all(terminal)
-    assert ", cut at " in text
+    assert ", stopped at " in text
     assert "Traceback" not in text
     assert sorted(path.name for path in trace.parent.iterdir()) == ["jobs.jsonl", "many.csv", "out.csv"]
     piped = await moorage("simulate", str(trace), "--fleet", "1x2xH100")

@@ -107,7 +107,7 @@ async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tm
             assert (told.code, "error[not-leading]" in told.err) == (5, True), told.err
             assert "could not write its ledger for" in told.err, "the leader says what it waits for"
             assert FULL.search(told.err), "whoever asks hears why nobody answers"
-            assert "free space there" in told.err
+            assert "free disk space there" in told.err
             doctor = await node.run("doctor", "--json", "--timeout", "10s")
             (leads,) = [frame for frame in doctor.frames if frame["name"] == "leader"]
             assert (leads["verdict"], "look at the disk" in leads["fix"]) == ("fail", True)
