@@ -117,7 +117,7 @@ def drop(
     async def work(client: AsyncClient) -> int | None:
         chosen = await _chosen(client, letters, options)
         return await _each(
-            chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped", "do not exist"
+            chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped", "not found"
         )
 
     return with_client(options, work)
