@@ -724,7 +724,7 @@ async def test_a_stopped_leader_that_wakes_writes_and_answers_nothing_and_stands
             told = [msgspec.json.decode((await answers.next_msg(ANSWER_S)).data) for _ in range(3)]
             assert [each["kind"] for each in told] == ["answer"] * 3
             old.wake()
-            await until(lambda: "deposed" in old.words(), what="the old leader deposed")
+            await until(lambda: "no longer leads" in old.words(), what="the old leader deposed")
             await until(lambda: old.words().count("folded") == 2, what="the old leader standing by")
             while answers.pending_msgs:  # what it said after all: never that a job is not there, never an old state
                 answer = msgspec.json.decode((await answers.next_msg(1)).data)
