@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 PLAN: Final[dict[str, str]] = {
-    "starts": "now, later, unknown (nobody knows when), never, refused, or none (no request was given)",
+    "starts": "now, later, unknown (not now, and there is no estimate), never, refused, or none (no request was given)",
     "ledger": "the record that was seen; as `if_seq` of a submit it holds the request to this plan",
     "replicas_now": "how many replicas would start now, of `replicas`; left out where 0",
     "replicas": "of the request",

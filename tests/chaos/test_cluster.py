@@ -157,7 +157,7 @@ async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_le
         first.start()
         answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 120)
         assert answer["kind"] == "accepted"
-        await until(lambda: "the ledger takes records again after" in scheduler.words(), ANSWER_S, "told")
+        await until(lambda: "the ledger accepts records again" in scheduler.words(), ANSWER_S, "told")
 
 
 SUBMITTER: Final = (

@@ -25,17 +25,17 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
     assert facts["reason"].startswith("held: ")
     assert facts["because"].startswith(f"the queue of tenant {unique} is held by operator ")
     assert facts["because"].endswith(": month end")
-    assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, is QUEUED")
-    assert "held already by " in await admin("hold", "j")
-    assert await admin("priority", "j", "--to", "90") == "j\tpriority 90, is QUEUED"
-    assert (await admin("release", "--queue")) == f"tenant {unique}\treleased"
-    assert await admin("release", "j") == "j\treleased, is QUEUED"
+    assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, the job is QUEUED")
+    assert "on hold already by " in await admin("hold", "j")
+    assert await admin("priority", "j", "--to", "90") == "j\tpriority 90, the job is QUEUED"
+    assert (await admin("release", "--queue")) == f"tenant {unique}\tqueue released"
+    assert await admin("release", "j") == "j\treleased, the job is QUEUED"
     async with AsyncClient(node.url, tenant=unique) as client:
         job = client.job("j")
         await until(lambda: _is(job, "RUNNING"), what="it runs")
         refused = await node.run("admin", "freeze", "j", tenant=unique)
         assert (refused.code, "freezes no jobs" in refused.err) == (1, True), refused.err
-        assert await admin("resume", "j") == "j\tunchanged, was RUNNING"
+        assert await admin("resume", "j") == "j\tunchanged, the job was RUNNING"
         done = await client.admin.requeue("j", why="wrong host")
         assert (done.changed, done.members, done.state) == (True, 1, "RUNNING")
         await until(lambda: _is(job, "RUNNING", attempt=2), what="it runs again")
@@ -111,7 +111,7 @@ async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: st
     nobody = await node.run("admin", "hold", "nobody", tenant=unique)
     assert (nobody.code, "error[not-found]" in nobody.err) == (3, True)
     released = await node.run("admin", "release", "--worker", "sim-0000")
-    assert (released.code, released.rows) == (0, [["sim-0000", "has nothing to release"]])
+    assert (released.code, released.rows) == (0, [["sim-0000", "has no unhealthy GPU to release"]])
     async with AsyncClient(node.url, tenant=unique) as client:
         with pytest.raises(Rejected) as refused:
             await client.admin.hold("j", why="x" * 500)
@@ -120,5 +120,5 @@ async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: st
 
 def test_a_guarantee_above_the_fleet_is_warned_of() -> None:
     fleet = {"workers": [{"gpus": 16}, {"gpus": 16}]}
-    assert beyond_fleet(200, fleet) == "warning[share]: 200 GPUs guaranteed, and the fleet has 32"
+    assert beyond_fleet(200, fleet) == "warning[share]: 200 GPUs guaranteed, but the fleet has only 32"
     assert beyond_fleet(32, fleet) == ""

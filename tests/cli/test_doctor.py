@@ -48,7 +48,7 @@ async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
         assert found[name]["verdict"] == "ok", found[name]
     assert "epoch" in found["leader"]["found"]
     assert "simulated" in found["workers"]["found"]
-    assert "sync_interval always" in found["sync"]["found"]
+    assert "sync_interval is always" in found["sync"]["found"]
     text = await node.run("doctor", tenant=unique)
     assert {row[0] for row in text.rows} <= {"ok", "warn", "fail"}
     assert "0 fail" in text.err
@@ -56,7 +56,7 @@ async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
 
 def test_the_doctor_says_whether_the_launcher_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("cc"):
-        assert checks_host.launcher() == Check("launcher", "ok", "compiled")
+        assert checks_host.launcher() == Check("launcher", "ok", "the compiled launcher starts jobs")
     monkeypatch.setattr(launcher_client.open_compiled, "__defaults__", (tmp_path / "launcher.bin",))
     check = checks_host.launcher()
     assert (check.name, check.verdict) == ("launcher", "warn")
@@ -74,15 +74,15 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
     finally:
         unmount(folder)
     assert (check.verdict, check.found.startswith("0 of ")) == ("fail", True)
-    assert "moorage up then goes on by itself" in check.fix
+    assert "moorage up then accepts jobs again" in check.fix
     assert checks_nats._disk(tmp_path / "nats.conf").verdict == "ok"
 
 
 def test_the_doctor_finds_a_gpu_that_two_workers_lend() -> None:
     row = {"uuid": "GPU-1", "worker": "w0", "other": "w1"}
     one = checks_fleet.lent_twice([row, {**row, "uuid": "GPU-2"}])
-    assert (one.verdict, one.found) == ("warn", "w0 and w1 lend one GPU (GPU-1): both get jobs for it")
-    assert "restart the agent that should not have it, for example w1" in one.fix
+    assert (one.verdict, one.found) == ("warn", "workers w0 and w1 both offer the GPU GPU-1: it gets jobs of both")
+    assert "restart the agent that should not offer the GPU, for example w1" in one.fix
     assert "and so do 1 more pair of workers" in checks_fleet.lent_twice([row, {**row, "other": "w2"}]).found
 
 
@@ -106,7 +106,9 @@ def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
             check for check in checks_fleet.of_fleet({**fleet, "request_queue": queue}) if check.name == "queue-room"
         )
         assert found.verdict == verdict
-        assert found.found.startswith(f"3 messages wait in the durable queue, {size // 10} % of its 1000 MiB")
+        assert found.found.startswith(
+            f"3 messages wait in the durable queue, which is {size // 10} % full (of 1000 MiB)"
+        )
 
 
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:
@@ -115,10 +117,13 @@ def test_the_doctor_finds_schedulers_with_other_settings() -> None:
     assert checks_fleet._schedulers([leads]) is None
     alike = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"order": "fifo"}}, old])
     assert alike is not None
-    assert (alike.verdict, alike.found) == ("ok", "3 schedulers: s1 leads")
+    assert (alike.verdict, alike.found) == ("ok", "3 schedulers, no standby with other settings; s1 leads")
     found = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}, old])
     assert found is not None
-    assert (found.verdict, found.found) == ("warn", "s1 leads, and s2 (jobs_max, order) would lead by other settings")
+    assert (found.verdict, found.found) == (
+        "warn",
+        "scheduler s1 leads; these standbys have other settings: s2 (jobs_max, order)",
+    )
 
 
 @pytest.mark.slow
@@ -169,7 +174,7 @@ async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("code", "verdict", "says"),
-    [(10008, "fail", "see which nats-servers of the cluster do not run"), (10039, "warn", "jetstream: enabled")],
+    [(10008, "fail", "find the nats-servers of the cluster that do not run"), (10039, "warn", "jetstream: enabled")],
 )
 async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_is_off(
     nats_url: str, unique: str, code: int, verdict: str, says: str
@@ -245,7 +250,7 @@ async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_ur
     (folder / "..data").mkdir()
     assert (await found())[0] == "ok"
     settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\nprograms_for = {{ vision = "/opt/*" }}\n')
-    assert (await found())[2] == f"{folder}: every tenant may name every secret there"
+    assert (await found())[2] == f"every tenant may use every secret in {folder}"
     settings.write_text(settings.read_text() + 'secrets_for = { vision = "vision-*" }\n')
     assert (await found())[0] == "ok"
     folder.chmod(0o770)
@@ -277,4 +282,4 @@ def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
     jumped = checks_nats._clock({"server": {"time": "2020-01-01T00:00:00.123456789Z"}})
     assert jumped.verdict == "warn"
     assert "ms" not in jumped.found
-    assert jumped.found.endswith("more than 1 s")
+    assert jumped.found.endswith("at most 1 s is allowed")

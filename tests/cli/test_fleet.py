@@ -124,8 +124,11 @@ async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
 @pytest.mark.slow
 async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_its_flags(node: Node) -> None:
     for words, said in (
-        (("--for", "30m", "--within", "1h"), "--for 30m ends it before --within 1h is over"),
-        (("--from", "2h", "--for", "1h", "--within", "1h"), "--for 1h ends it before --within 1h is over"),
+        (("--for", "30m", "--within", "1h"), "--for 30m ends the drain before the time --within 1h has passed"),
+        (
+            ("--from", "2h", "--for", "1h", "--within", "1h"),
+            "--for 1h ends the drain before the time --within 1h has passed",
+        ),
         (("--for", "0s"), "--for 0s is not a length of time"),
     ):
         ran = await node.run("drain", "sim-0001", *words)
@@ -134,8 +137,8 @@ async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_
     assert all("drain" not in row for row in fleet.frame["data"]["workers"])
     try:
         drained = await node.run("drain", "sim-0001", "--from", "2h", "--within", "1h", "--for", "90m")
-        after = "to be empty 1h after that, open again 90m after it began"
-        assert re.fullmatch(rf"drained from (today|tomorrow) \d\d:\d\d, in 2h, {after}", drained.rows[0][1])
+        after = "empty 1h after that at the latest, open again 90m after the drain begins"
+        assert re.fullmatch(rf"draining begins (today|tomorrow) \d\d:\d\d, in 2h, {after}", drained.rows[0][1])
         [told] = [line for line in (await node.run("fleet")).err.splitlines() if line.startswith("sim-0001: drained")]
         assert "empty in 2h59m" in told or "empty in 3h" in told
     finally:
@@ -146,7 +149,7 @@ async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_
 async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None:
     try:
         drained = await node.run("drain", "sim-0001", "--from", "2h", "--for", "1h", "--why", "firmware")
-        said = r"drained from (today|tomorrow) \d\d:\d\d, in 2h, open again 1h after: firmware"
+        said = r"draining begins (today|tomorrow) \d\d:\d\d, in 2h, open again 1h after: firmware"
         assert re.fullmatch(said, drained.rows[0][1])
         told = (await node.run("fleet")).err
         assert "sim-0001: drained in 1h59m" in told or "sim-0001: drained in 2h" in told

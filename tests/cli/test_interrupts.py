@@ -43,8 +43,10 @@ async def test_before_the_answer_it_says_what_may_be(nats_url: str, unique: str)
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
         await err.until("cancel: moorage cancel")
-        [job] = re.findall(r"^interrupted before the answer: (\w+) may have been accepted$", err.text, re.MULTILINE)
-        assert f"look: moorage show {job}" in err.text
+        [job] = re.findall(
+            r"^interrupted before the scheduler answered: job (\w+) may have been accepted$", err.text, re.MULTILINE
+        )
+        assert f"check: moorage show {job}" in err.text
 
 
 async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path:
     await err.until("no scheduler answers yet")
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 130
-    await err.until("look: moorage ls")
+    await err.until("check: moorage ls")
     assert "any of the 2 jobs may have been accepted" in err.text
 
 
@@ -135,7 +137,7 @@ async def test_up_ends_in_order_where_nobody_reads_what_it_says(tmp_path: Path) 
     )
     node = Node(folder, process)
     try:
-        await Lines(said).until("Ctrl-C ends all of it")
+        await Lines(said).until("Ctrl-C ends the server, the scheduler, the worker and its jobs")
         await node.run("submit", "--job", "long", "--", "sleep", "31415")
         async with AsyncClient(node.url) as client:
             await until_state(client.job("long"), "RUNNING")

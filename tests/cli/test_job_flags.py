@@ -48,8 +48,16 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
     ("flags", "says", "fix"),
     [
         ({"time_limit": "soon"}, "--time-limit: not a duration: 'soon'", "write it as 90s"),
-        ({"time_limit": "0"}, "--time-limit 0 leaves no time to run", "--time-limit 10m, or leave it out"),
-        ({"deadline": "0s"}, "--deadline 0s leaves no time to run", "--deadline 10m, or leave it out"),
+        (
+            {"time_limit": "0"},
+            "--time-limit 0 leaves no time to run",
+            "--time-limit 10m; without this option the time has no bound",
+        ),
+        (
+            {"deadline": "0s"},
+            "--deadline 0s leaves no time to run",
+            "--deadline 10m; without this option the time has no bound",
+        ),
         ({"memory": "16"}, "a size without a unit: '16'", "write 16G, or 16Mi"),
         ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
         ({"memory": "lots"}, "not a size: 'lots'", "write it as 16G"),
@@ -59,7 +67,7 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ({"priority": 101}, "--priority: priority must be 0..100", ""),
         ({"cwd": "../here"}, "--cwd: cwd must be an absolute path on the worker", "give the full path"),
         ({"job": "a b"}, "--job: job must match", ""),
-        ({"gang": True, "spread": True}, "--gang and --spread exclude each other", "take one"),
+        ({"gang": True, "spread": True}, "--gang and --spread cannot be used together", "take one"),
         ({"gang": True}, "--gang and --spread need --gpu", "add --gpu 1xH100"),
         ({"gpu_device": ["0", "0"]}, "--gpu-device: the device 0 is named twice", "leave the ids out"),
         (
@@ -169,7 +177,7 @@ async def test_other_gpus_are_asked_for_where_no_worker_could_give_the_first(
     assert found.gpu is not None
     assert (found.workload.driver, found.gpu.model, found.job) == (*chosen, request.job)
     assert found.replicas == (3 if chosen[1] == "T4" else 1)
-    said = "" if chosen[1] == "A100" else "no worker could ever give 1xA100: this asks for 3x2xT4\n"
+    said = "" if chosen[1] == "A100" else "no worker could ever give 1xA100; the job asks for 3x2xT4 instead\n"
     assert capsys.readouterr().err == said
 
 

@@ -42,7 +42,7 @@ async def test_a_file_may_have_a_request_a_line_and_a_malformed_one_stops_no_oth
     ran = await node.run("submit", "-f", "-", tenant=unique, stdin="\n".join(lines))
     assert (ran.code, ran.out.split()) == (2, ["l1", "l3"])
     assert "at $[1].run" in ran.err
-    assert ran.err.splitlines()[-1] == "2 of 3 accepted"
+    assert ran.err.splitlines()[-1] == "2 of 3 jobs accepted"
     broken = await node.run("submit", "-f", "-", tenant=unique, stdin=f"{good % 'l4'}\n{{oops")
     assert (broken.code, broken.out) == (2, "")
     assert broken.err.startswith("error[invalid-argument]: line 2 of stdin is not JSON")
@@ -69,14 +69,14 @@ async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(n
     explained = await node.run("explain", "s1", "--json", tenant=unique)
     assert explained.frame["data"]["state"] == "RUNNING"
     ended = await node.run("cancel", "s1", "--reason", "enough", tenant=unique)
-    assert (ended.code, ended.rows) == (0, [["s1", "cancelling, was RUNNING"]])
+    assert (ended.code, ended.rows) == (0, [["s1", "cancelling, the job was RUNNING"]])
 
 
 @pytest.mark.slow
 async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) -> None:
     ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", "--", "hang", tenant=unique)
     assert ran.code == 0
-    assert "warning[no-match]: no known worker could run it: the fleet has NVIDIA H100" in ran.err
+    assert "warning[no-match]: no known worker could run this job: the fleet has NVIDIA H100" in ran.err
     why = await node.run("explain", "w", tenant=unique)
     facts = dict(why.rows)
     assert facts["reason"].startswith("model: ")
@@ -118,12 +118,14 @@ async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     ran = await node.run("cancel", "over", "unheard-of", tenant=unique)
     assert ran.code == 0
     assert ran.rows == [
-        ["over", "had ended already: SUCCEEDED"],
-        ["unheard-of", "no such job: the cancel is kept for 1d"],
+        ["over", "unchanged, the job had ended before: SUCCEEDED"],
+        ["unheard-of", "no such job; the scheduler remembers this cancel for 1d"],
     ]
-    assert "warning[unknown-job]: no job unheard-of is known; the next one submitted under this id is" in ran.err
+    assert (
+        "warning[unknown-job]: no job unheard-of is known; the next job that is submitted under this id is"
+    ) in ran.err
     late = await node.run("submit", "--job", "unheard-of", "--driver", "noop", tenant=unique)
-    assert "warning[cancelled-before]: a cancel of this id came before it" in late.err
+    assert "warning[cancelled-before]: this id was cancelled before the job was submitted" in late.err
     frames = (await node.run("cancel", "over", "--json", tenant=unique)).frames
     assert [frame["data"]["was"] for frame in frames] == ["SUCCEEDED"]
 

@@ -64,7 +64,7 @@ def test_a_cluster_has_a_file_for_each_server_and_no_queue(tmp_path: Path, capsy
         assert is_valid(tmp_path / "site" / f"server-{at}.conf")
     accounts = (tmp_path / "site" / "accounts.conf").read_text()
     assert "moorage.request.acme" not in accounts
-    assert "one false header" in capsys.readouterr().err
+    assert "one message with a wrong header" in capsys.readouterr().err
 
 
 def test_servers_of_one_machine_have_a_folder_each(tmp_path: Path) -> None:
@@ -122,9 +122,11 @@ def test_a_certificate_is_signed_by_the_authority_that_is_there_or_not_at_all(
 def test_who_is_not_named_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = tmp_path / "site"
     assert make(site, "--worker", "w9", "--operator", "joe") == 0
-    assert "no longer in it" not in capsys.readouterr().err
+    assert "no longer in the configuration" not in capsys.readouterr().err
     assert make(site, "--worker", "w10") == 0
-    assert "no longer in it, and cut off when the server reads it: operator.joe, worker.w9;" in capsys.readouterr().err
+    assert (
+        "no longer in the configuration lose access when the server reads it: operator.joe, worker.w9;"
+    ) in capsys.readouterr().err
     assert make(site, "--json") == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == ["operator.joe", "worker.w10", "worker.w9"]
 
@@ -149,15 +151,15 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
         (("--worker", "a.b"), "'a.b' is not a valid name for one of the workers"),
         (("--worker", "*"), "'*' is not a valid name for one of the workers"),
         (("--server", "h1", "--server", "h2"), "1, 3 or 5 different servers, found 2"),
-        (("--server", "h1:0"), "'h1:0' is not a server"),
-        (("--server", "nats://h1"), "'nats://h1' is not a server"),
-        (("--server", "::1"), "'::1' is not a server: write HOST, HOST:PORT or [IPV6]:PORT"),
-        (("--server", "::1:4222"), "'::1:4222' is not a server"),
-        (("--server", "[::1"), "'[::1' is not a server"),
-        (("--server", "[h1]:4222"), "'[h1]:4222' is not a server"),
-        (("--server", "[:]:4222"), "'[:]:4222' is not a server"),
-        (("--server", "[fe80::1%eth0]"), "is not a server"),
-        (("--server", "h1,h2"), "'h1,h2' is not a server"),
+        (("--server", "h1:0"), "'h1:0' is not the address of a server"),
+        (("--server", "nats://h1"), "'nats://h1' is not the address of a server"),
+        (("--server", "::1"), "'::1' is not the address of a server: write HOST, HOST:PORT or [IPV6]:PORT"),
+        (("--server", "::1:4222"), "'::1:4222' is not the address of a server"),
+        (("--server", "[::1"), "'[::1' is not the address of a server"),
+        (("--server", "[h1]:4222"), "'[h1]:4222' is not the address of a server"),
+        (("--server", "[:]:4222"), "'[:]:4222' is not the address of a server"),
+        (("--server", "[fe80::1%eth0]"), "is not the address of a server"),
+        (("--server", "h1,h2"), "'h1,h2' is not the address of a server"),
         (("--server", "h1:63536"), "the port at most 63535"),
         (("--shared", "--results"), "account of one's own"),
         (("--prefix", "a b"), "'a b' is not a valid prefix"),

@@ -44,7 +44,7 @@ async def test_a_part_that_starts_now_is_told_as_a_part(node: Node, unique: str)
     part = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", tenant=unique)
     facts = dict(row[:2] for row in part.rows)
     assert part.code == 7, "as for what waits"
-    assert facts["starts"] == "2 of 3 replicas now; the rest: busy: needs 4 more H100 on one host"
+    assert facts["starts"] == "2 of 3 replicas start now; the rest wait: busy: needs 4 more H100 on one host"
     assert facts["waiting"] == "1 replica"
     told = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", "--json", tenant=unique)
     assert (told.frame["data"]["replicas_now"], told.frame["data"]["replicas"]) == (2, 3)
@@ -56,7 +56,7 @@ async def test_other_gpus_where_no_worker_could_ever_give_the_first(node: Node, 
     instead = ("--gpu", "1xZ9000", "--or-gpu", "9xH100", "--or-gpu", "1xH100@time-slice=10G", "--driver", "noop")
     ran = await node.run("submit", "--job", "i", *instead, "--", "exit", "0", tenant=unique)
     assert (ran.code, ran.out) == (0, "i\n"), ran.err
-    assert "no worker could ever give 1xZ9000: this asks for 1xH100@time-slice=10G" in ran.err
+    assert "no worker could ever give 1xZ9000; the job asks for 1xH100@time-slice=10G instead" in ran.err
     shown = await node.run("show", "i", "--json", tenant=unique)
     assert shown.frame["data"]["request"]["gpu"]["sharing"] == "time-slice"
     first = await node.run("plan", "--gpu", "1xZ9000", "--or-gpu", "9xH100", tenant=unique)

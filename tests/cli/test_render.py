@@ -343,9 +343,9 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
         ("FAILED", "exit", "worker", "", "exit"),
         ("QUEUED", "", "", "", "-"),
         ("ACCEPTED", "", "tenant:acme", "ana", "-"),
-        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme, said ana)"),
+        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme, unverified name ana)"),
         ("ENDING", "drain", "operator", "", "drain (operator)"),
-        ("CANCELLING", "", "operator", "ben", "(operator, said ben)"),
+        ("CANCELLING", "", "operator", "ben", "(operator, unverified name ben)"),
     ],
 )
 def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str, said: str, told: str) -> None:
@@ -355,8 +355,8 @@ def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"lends": True}, "one has its GPUs while it is frozen, and ends before it runs on"),
-        ({"guest": True}, "it was placed on GPUs of a frozen job, and ends when that job needs them"),
+        ({"lends": True}, "another job uses its GPUs while it is frozen; that job ends before this job continues"),
+        ({"guest": True}, "this job uses GPUs of a frozen job, and ends when the frozen job needs its GPUs"),
         ({}, ""),
     ],
 )
@@ -371,7 +371,7 @@ def test_the_modes_that_devices_are_kept_for_are_a_line_each() -> None:
         {"slot": 1},
         {"slot": 2, "modes": ["mps", "time-slice"]},
     ]
-    assert kept(devices) == ["GPU 0: kept for exclusive", "GPU 2: kept for mps and time-slice"]
+    assert kept(devices) == ["GPU 0: only for jobs with exclusive", "GPU 2: only for jobs with mps or time-slice"]
 
 
 def test_a_value_that_does_not_fit_beside_its_name_stands_below_it(monkeypatch: pytest.MonkeyPatch) -> None:

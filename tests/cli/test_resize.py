@@ -35,6 +35,7 @@ def test_what_is_no_part_is_refused_with_the_way_to_ask(compute: str | None, mem
 def test_the_answer_says_how_each_attempt_takes_its_part() -> None:
     done = Done("resize", True, state="RUNNING", resized=Resized(8192, 40, 1, {"live": 2, "counted": 1}))
     assert _resized(done) == (
-        "40 % of compute, 8192 MiB of memory of each GPU, is RUNNING"
-        "; 1 attempt counted only: nothing tells its processes; 2 attempts at once: the limiter holds it"
+        "40 % of compute, 8192 MiB of memory of each GPU, the job is RUNNING"
+        "; 1 attempt in the scheduler's count only: no limiter enforces the share on the running processes; 2 "
+        "attempts at once: the limiter enforces the new share"
     )

@@ -82,7 +82,9 @@ async def test_at_a_terminal_a_second_ctrl_c_cancels_what_the_first_has_let_go(
         await until_shown(terminal, "Ctrl-C again within 2 s")
         if again:
             process.send_signal(signal.SIGINT)
-            await until_shown(terminal, "cancelling long, was ")  # output may come before the ledger says RUNNING
+            await until_shown(
+                terminal, "cancelling job long, which was "
+            )  # output may come before the ledger says RUNNING
         assert await process.wait() == 130
     async with AsyncClient(node.url, tenant=unique) as client:
         if again:
@@ -140,7 +142,8 @@ async def test_a_file_that_is_not_brought_is_warned_of_once(node: Node, unique: 
     (tmp_path / "train.sh").write_text("echo trained\n")
     words, env = ("--", "sh", "train.sh"), node.env(unique)
     warning = (
-        "warning[files]: train.sh is a file here, and not in the folder in which the job starts: add --with train.sh"
+        "warning[files]: train.sh is a file on this machine, but not in the folder in which the job starts: "
+        "add --with train.sh"
     )
     ran = await moorage("run", "--json", *words, env=env, cwd=tmp_path)
     assert (ran.code != 0, ran.err.splitlines().count(warning), warning in ran.out) == (True, 1, False), ran.err

@@ -121,7 +121,9 @@ async def test_a_beginning_beyond_what_is_looked_at_says_so() -> None:
         await client.submit_many([{**HANG, "job": f"train-{number}"} for number in range(LOOKED_AT_MAX + 5)])
         with contextlib.redirect_stderr(io.StringIO()) as said:
             assert len(await ids_to_cancel(client, ["train-*"])) == LOOKED_AT_MAX
-        assert "train-* was looked for in the newest 1000 of 1005 jobs; ask again" in said.getvalue()
+        assert (
+            "train-* was searched for only among the newest 1000 of 1005 jobs; run the command again"
+        ) in said.getvalue()
 
 
 def test_a_word_that_is_said_twice_is_one_job() -> None:

@@ -27,16 +27,16 @@ async def test_a_scheduler_and_a_worker_say_how_they_are_connected(mortal_server
     await mortal_server.start()
     await works.until(f"joined as n01, 2 GPUs, at {url}")
     await mortal_server.stop()
-    await leads.until(f"disconnected from {url}: trying until it answers")
-    await works.until(f"disconnected from {url}: trying until it answers")
+    await leads.until(f"disconnected from the NATS server {url}: trying again until it answers")
+    await works.until(f"disconnected from the NATS server {url}: trying again until it answers")
     await mortal_server.start()
-    await leads.until(f"connected to {url} again after ")
+    await leads.until(f"connected to the NATS server {url} again after ")
     await leads.until("(the ledger) again after ")
-    await works.until(f"connected to {url} again after ")
+    await works.until(f"connected to the NATS server {url} again after ")
     for process in (worker, scheduler):
         process.terminate()
         assert await process.wait() == 0
-    assert leads.text.count(f"disconnected from {url}: ") == 1
+    assert leads.text.count(f"disconnected from the NATS server {url}: ") == 1
     assert "disk" not in leads.text
     password = urlsplit(mortal_server.ledger_url).password
     assert password

@@ -29,7 +29,7 @@ async def test_a_run_each_ranker_in_table_json_files_and_picture(trace: Path, tm
     ran = await moorage("simulate", str(trace), "--fleet", "1x2xH100", "--ranker", "pack,headroom", *files)
     assert ran.code == 0, ran.err
     assert ran.out.count("JOBS OF\tJOBS\tSTARTED") == 2
-    assert "pack: 2 of 2 jobs over" in ran.err
+    assert "pack: 2 of 2 jobs ended" in ran.err
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
     assert (tmp_path / "j-1.csv").read_text().splitlines()[1] == "default,a,1 GPU,1.0,0.0,0.0,60.0,0.0,SUCCEEDED,1"
     assert (tmp_path / "j-2.csv").exists()
@@ -103,7 +103,7 @@ async def test_what_is_wrong_is_said(trace: Path, arguments: tuple[str, ...], fo
     ran = await moorage("simulate", str(trace), *arguments)
     assert ran.code == 2, ran.err
     assert found in ran.err
-    assert "jobs over" not in ran.err, "it is said before anything is run"
+    assert "jobs ended" not in ran.err, "it is said before anything is run"
     assert "Traceback" not in ran.err
 
 
@@ -111,7 +111,7 @@ async def test_a_file_that_takes_nothing_more_is_told(trace: Path) -> None:
     ran = await moorage("simulate", str(trace), "--fleet", "1xH100", "--timeline-csv", "/dev/full")
     assert ran.code == 1
     assert "/dev/full cannot be written: No space left on device" in ran.err
-    assert "2 of 2 jobs over" in ran.err, "what was found out is told all the same"
+    assert "2 of 2 jobs ended" in ran.err, "what was found out is told all the same"
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text("at_s,runs_s,tenant,gpu\n0,10,t,16\n1,10,t,1\n")
     ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
-    assert "1 of 2 jobs over" in ran.err
+    assert "1 of 2 jobs ended" in ran.err
     assert "1 never started" in ran.err
     assert "  t/job-1 never started: count: no worker has that many matching GPUs (it asks for 16xany)" in ran.err
     told = json.loads((await moorage("simulate", str(file), "--fleet", "1x8xH100", "--json")).out)
@@ -130,7 +130,7 @@ async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     file = tmp_path / "x.txt"
     file.write_text("hello\n")
     ran = await moorage("simulate", str(file), "--fleet", "1xH100")
-    assert (ran.code, "is not a trace that moorage knows" in ran.err) == (2, True)
+    assert (ran.code, "is not a trace in a known format" in ran.err) == (2, True)
     ran = await moorage("simulate", str(tmp_path / "none"), "--fleet", "1xH100")
     assert (ran.code, "cannot be read" in ran.err) == (2, True)
 
@@ -142,12 +142,12 @@ async def test_on_a_terminal_it_tells_how_far_it_is_and_nothing_of_that_goes_to_
     words = ("simulate", str(file), "--fleet", "4x8xH100", "--jobs-csv", str(trace.with_name("out.csv")))
     async with on_a_terminal(*words, env={}) as (process, terminal):
         text = ""
-        while " of the jobs are over" not in text:
+        while " of the jobs have ended" not in text:
             text += (await asyncio.to_thread(os.read, terminal, 4096)).decode()
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
         text += read_all(terminal)
-    assert ", cut at " in text
+    assert ", stopped at " in text
     assert "Traceback" not in text
     assert sorted(path.name for path in trace.parent.iterdir()) == ["jobs.jsonl", "many.csv", "out.csv"]
     piped = await moorage("simulate", str(trace), "--fleet", "1x2xH100")

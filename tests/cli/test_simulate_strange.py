@@ -68,4 +68,4 @@ async def test_a_byte_order_mark_hides_no_format(tmp_path: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfat_s,runs_s,gpu\n1,2,1xH100\n")
     ran = await moorage("simulate", str(file), "--fleet", "1x4xH100")
     assert ran.code == 0
-    assert "1 of 1 jobs over" in ran.out + ran.err
+    assert "1 of 1 jobs ended" in ran.out + ran.err

@@ -24,7 +24,7 @@ from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.waiting import until, until_state
 
 #: how much is left is looked at while a test still fills the disk, or after
-FULL = re.compile(rf"the disk is full: \d+ of {TINY_MIB} MiB free at ")
+FULL = re.compile(rf"the disk of moorage up is full: \d+ of {TINY_MIB} MiB are free at ")
 
 
 @pytest.mark.slow
@@ -107,13 +107,15 @@ async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tm
             assert (told.code, "error[not-leading]" in told.err) == (5, True), told.err
             assert "could not write its ledger for" in told.err, "the leader says what it waits for"
             assert FULL.search(told.err), "whoever asks hears why nobody answers"
-            assert "free space there" in told.err
+            assert "free disk space there" in told.err
             doctor = await node.run("doctor", "--json", "--timeout", "10s")
             (leads,) = [frame for frame in doctor.frames if frame["name"] == "leader"]
             assert (leads["verdict"], "look at the disk" in leads["fix"]) == ("fail", True)
             assert "could not write its ledger for" in leads["found"]
             filler.unlink()
-            await until(lambda: "the disk has room again" in talk(folder), what="told on the screen, too")
+            await until(
+                lambda: ("the disk of moorage up has space again") in talk(folder), what="told on the screen, too"
+            )
             await until(lambda: node.up.children["nats-server"] != server, what="its server is another one")
             assert (await node.run("run", "--timeout", "90s", "--gpu", "--job", "after", "--", "true")).code == 0
             assert (await node.run("show", "before", "--format", "{state}")).out == "SUCCEEDED\n"
@@ -214,7 +216,7 @@ async def test_a_second_one_on_the_folder_says_who_runs_there(tmp_path: Path) ->
         assert ran.code == 1
         assert ran.err.startswith("error[already-running]: ")
         assert f"pid {node.process.pid}" in ran.err
-        assert f"fix: end it: kill {node.process.pid}" in ran.err
+        assert f"fix: end that one: kill {node.process.pid}" in ran.err
         assert (await node.run("fleet", "--json")).code == 0  # the first one's up.json is still there
 
 
@@ -272,8 +274,8 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         _, err = await process.communicate()
         assert process.returncode == 1
         assert b"error[server-failed]: " in err
-        assert f"port {port} of 127.0.0.1 is taken by another process".encode() in err
-        assert b"fix: leave out --port for a free one" in err
+        assert f"another process listens on port {port} of 127.0.0.1".encode() in err
+        assert b"fix: leave out --port to use a free port" in err
         assert len(err.splitlines()) == 6, "the server's log is no help here"
         assert port.encode() in err
     await all_gone(tmp_path)

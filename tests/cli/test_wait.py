@@ -31,7 +31,7 @@ async def test_of_several_the_first_named_that_failed_decides(node: Node, unique
     ran = await node.run("wait", "b,a", "c", tenant=unique)
     assert ran.code == 5, ran.err
     assert sorted(row[0] for row in ran.rows) == ["a", "b", "c"]
-    assert "3 jobs over, 2 not SUCCEEDED" in ran.err
+    assert "3 jobs ended, 2 of them not SUCCEEDED" in ran.err
     shown = await node.run("wait", "last", "--json", tenant=unique)
     assert (shown.frame["verb"], shown.frame["data"]["job"], shown.code) == ("show", "c", 7)
 
@@ -42,10 +42,10 @@ async def test_a_wait_that_is_too_long_is_exit_code_6_and_no_job_is_3(node: Node
     ran = await node.run("wait", "all", "--at-most", "200ms", tenant=unique)
     assert (ran.code, ran.err.startswith("error[timed-out]: 1 of 1 jobs")) == (6, True)
     assert (await node.run("wait", "nobody", tenant=unique)).code == 3
-    assert (await node.run("cancel", "all", tenant=unique)).rows == [["long", "cancelling, was RUNNING"]]
+    assert (await node.run("cancel", "all", tenant=unique)).rows == [["long", "cancelling, the job was RUNNING"]]
     assert (await node.run("wait", "long", tenant=unique)).code != 0
     over = await node.run("wait", "all", tenant=unique)
-    assert (over.code, over.out, "all are over" in over.err) == (0, "", True)
+    assert (over.code, over.out, "all its jobs have ended" in over.err) == (0, "", True)
 
 
 async def test_a_command_that_a_test_leaves_ends_with_it(node: Node, unique: str) -> None:
@@ -169,7 +169,7 @@ async def test_events_on_a_terminal_stand_under_a_header(node: Node, unique: str
 @pytest.mark.slow
 async def test_a_submit_says_why_its_job_waits(node: Node, unique: str) -> None:
     ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
-    assert "warning[no-match]: no known worker could run it: the fleet has " in ran.err
+    assert "warning[no-match]: no known worker could run this job: the fleet has " in ran.err
     assert re.search(r"waits: \d+\w\w of \d+  model: ", ran.err), ran.err  # the fleet is everybody's
     await node.run("cancel", "w", "--reason", "no such thing", tenant=unique)
     assert (await node.run("ls", "--format", "{why}", tenant=unique)).out == "no such thing\n"

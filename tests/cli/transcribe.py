@@ -60,7 +60,10 @@ async def first_session() -> str:
     async with terminal() as screen:
         told = _Told(screen)
         screen.type("moorage up --simulate 1x8xH100", window=0)
-        told.note("One command starts all of it.", await screen.shows("Ctrl-C ends all of it", window=0))
+        told.note(
+            "One command starts all of it.",
+            await screen.shows("Ctrl-C ends the server, the scheduler, the worker and its jobs", window=0),
+        )
         screen.window()
         screen.type("moorage run --gpu 2xH100 --job hello -- sh -c 'echo Hello from $MOORAGE_JOB'")
         await screen.shows("SUCCEEDED")

@@ -151,7 +151,7 @@ def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
             captured.take(each)
         assert given + captured.lost_bytes == len(data)
         assert joiner.lost == captured.lost_bytes
-        told = [int(line.split()[1]) for line in capsys.readouterr().err.splitlines() if "were lost on the way" in line]
+        told = [int(line.split()[1]) for line in capsys.readouterr().err.splitlines() if "did not arrive here" in line]
         assert sum(told) == captured.lost_bytes
         assert source.behind <= 1, "what is cut off is asked for once"
 

@@ -191,14 +191,14 @@ def encoded(job: str, **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("settings", "who", "verdict", "says"),
     [
-        ({}, "submitter.acme", "ok", "takes requests even while no scheduler runs"),
+        ({}, "submitter.acme", "ok", "stores requests even while no scheduler runs"),
         ({"shared": True}, "submitter.acme", "ok", "an account for each tenant"),
-        ({"servers": 3, "shared": True}, "submitter.acme", "ok", "as it should be in a cluster"),
+        ({"servers": 3, "shared": True}, "submitter.acme", "ok", "that is right in a cluster"),
         (
             {"servers": 3, "shared": True},
             "",
             "warn",
-            "one publish with a false header stops",
+            "one message with a wrong header stops",
         ),
     ],
 )
@@ -364,10 +364,10 @@ async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_pat
             if code == 0:  # nobody is told to give it a right that its role does not have
                 assert "moorage.events" not in told.out
             if key == "operator.ana":
-                assert "it may ask; only a user with a tenant's key can have jobs" in told.out
-        assert "name one with --tenant" in told.out
+                assert "only a user with a tenant's key can submit jobs" in told.out
+        assert "name another tenant with --tenant" in told.out
         told = await moorage("doctor", "--nats", "submitter.acme", "--tenant", "acme", env=env)
-        assert "tenant acme may ask and submit" in told.out
+        assert "this user may read and submit jobs of tenant acme" in told.out
 
 
 def test_operators_read_what_they_hear_anyway() -> None:

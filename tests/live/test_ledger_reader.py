@@ -167,7 +167,7 @@ async def _of_a_backup(node: Node, folder: Path, job: str, seq: str) -> None:
     ran = await moorage("replay", "--backup", file, "--job", job)
     assert ran.code == 0, ran.err
     assert [row[3] for row in ran.rows] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
-    assert "a backup is a state" in ran.err
+    assert "a backup has no records" in ran.err
     at = await moorage("replay", "--backup", file, "--at", seq)
     assert [row[2:4] for row in at.rows] == [[f"acme/{job}/0", "PLACED"]]
     meant = await moorage("replay", file)
@@ -177,4 +177,4 @@ async def _of_a_backup(node: Node, folder: Path, job: str, seq: str) -> None:
     nobody = await moorage("replay", "--backup", file, "--job", "nosuch")
     assert (nobody.code, "nothing about job nosuch" in nobody.err) == (3, True), nobody.err
     late = await moorage("replay", "--backup", file, "--at", "99999999")
-    assert (late.code, "does not know of 99999999" in late.err) == (1, True), late.err
+    assert (late.code, "does not contain record 99999999" in late.err) == (1, True), late.err

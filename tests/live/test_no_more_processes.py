@@ -32,8 +32,8 @@ async def test_a_leader_that_can_start_no_process_leads_on(nats_server: Server, 
         assert (refused["code"], "no room for another process" in refused["message"]) == ("overloaded", True)
         assert (await acme.api("explain", {"job": "waits"}))["data"]["reason"] == "busy"
         # who follows a job is looked after meanwhile, every 2 s
-        await until(lambda: "its writer cannot be started" in scheduler.words(), 90, "a snapshot is due")
-        assert scheduler.words().count("no copy of the leader can be started") == 1
+        await until(lambda: "its process cannot be started" in scheduler.words(), 90, "a snapshot is due")
+        assert scheduler.words().count("no forecast process can be started") == 1
         assert (await acme.fleet())["epoch"] == 1
         resource.prlimit(scheduler.pid, resource.RLIMIT_NOFILE, (few, most))
         assert (await acme.api("plan", {"request": request(None)}))["kind"] == "answer"

@@ -46,7 +46,7 @@ async def test_a_request_queue_that_was_deleted_is_made_again_behind_what_was_re
         await jetstream.delete_stream(made.subjects.request_stream)
         assert await acme.queue("submit", request("after")) == READ + 1  # nobody acknowledges it before
         await acme.reaches("after", "QUEUED")
-        assert "the request queue was deleted" in scheduler.words()
+        assert "the durable queue was deleted" in scheduler.words()
 
         await scheduler.kill()  # the same where no scheduler lives: the next one to start makes it
         await jetstream.delete_stream(made.subjects.request_stream)
@@ -74,7 +74,7 @@ async def test_a_request_queue_of_somebody_elses_making_is_read_from_its_beginni
         second = await made.scheduler(config=QUICK)
         await acme.reaches("after", "QUEUED")
         await acme.reaches("before-1", "CANCELLED")
-        assert "it is another one, and is read from its beginning" in second.words()
+        assert "the queue was created anew, and is read from its beginning" in second.words()
         await acme.queue("submit", request("last"))
         await acme.reaches("last", "QUEUED")
         assert await acme.state("before-2") == "QUEUED"
@@ -211,7 +211,9 @@ async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_i
         await until(lambda: first.words().count(counts) >= 1, 90, "the ledger's beginning is cut away")
         async with await connect(made.ledger_url, "test") as connection:
             await JetStream(connection).delete_stream(made.subjects.snapshot_stream)
-        await until(lambda: "writes one of what it has in memory" in first.words(), 90, "it is due, and found out")
+        await until(
+            lambda: ("the leader writes a new snapshot of its state") in first.words(), 90, "it is due, and found out"
+        )
         named = first.words().count(counts)
         await until(lambda: first.words().count(counts) > named, 90, "a new one counts")
         await first.kill()

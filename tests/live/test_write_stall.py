@@ -91,7 +91,9 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
         answers = [await acme.nc.request(submit, _body(f"j{number}"), timeout=ANSWER_S) for number in range(20)]
         assert [msgspec.json.decode(answer.data)["kind"] for answer in answers] == ["accepted"] * 20
         proxy.heal()
-        await until(lambda: "deposed: " in first.words(), 90, "the first one hears of the second")
+        await until(
+            lambda: "this scheduler no longer leads: " in first.words(), 90, "the first one hears of the second"
+        )
     await proxy.close()
 
 

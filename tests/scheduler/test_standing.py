@@ -54,7 +54,9 @@ def test_a_leader_names_who_stands_by_with_other_settings(caplog: pytest.LogCapt
         await old.send([(SUBJECTS.standing, encode(Standing("d", RELEASE, 1, 0, False)), "")])
         await asyncio.sleep(5 * SAY_S)
         told = [record.getMessage() for record in caplog.records]
-        text = "scheduler c has other settings, and would lead by them: reserve_after = 30.0 (the leader: 60.0)"
+        text = (
+            "standby c has other settings, which would hold after a takeover: reserve_after = 30.0 (the leader: 60.0)"
+        )
         assert told == [text], "once, and of nobody else"
         rows = {row["scheduler"]: row.get("settings") for row in ours.rows()}
         assert (rows["a"], rows["c"]) == ({"order": "fifo", "reserve_after": 60.0}, {"order": "fifo"})

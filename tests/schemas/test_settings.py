@@ -179,9 +179,9 @@ def test_what_the_release_before_had_is_read_with_a_warning(tmp_path: Path, capl
     assert (held.order, found["order"].source) == ("fair", str(path))
     worker_settings({}, tmp_path, env={}, file=read_file(path))
     assert list(dict.fromkeys(caplog.messages)) == [
-        f"cpu_latency_us of [scheduler] in {path} does nothing any more: take it out",
-        "order = arrival of [scheduler] is gone, and read as fair",
-        f"cpu_latency_us of [worker] in {path} does nothing any more: take it out",
+        f"the setting cpu_latency_us of [scheduler] in {path} has no effect any more: remove it from the file",
+        "the value order = arrival of [scheduler] no longer exists and is read as fair",
+        f"the setting cpu_latency_us of [worker] in {path} has no effect any more: remove it from the file",
     ]
     assert scheduler_settings({"order": "arrival"}, {})[0].order == "fair"
     assert scheduler_settings({}, {"MOORAGE_SCHEDULER_ORDER": "arrival"})[0].order == "fair"

@@ -83,8 +83,8 @@ def test_what_finished_jobs_wrote_goes_before_the_disk_is_full(state: Path, capl
         fill(state)
         asyncio.run(keeper.sweep())
         assert sum(path.exists() for path in paths) == left
-    assert caplog.text.count("is full except for the journals' reserve") == 1
+    assert caplog.text.count("is full except for the reserve of the journals") == 1
     filler.unlink()
     asyncio.run(keeper.sweep())
     asyncio.run(keeper.sweep())
-    assert caplog.text.count("has room again") == 1
+    assert caplog.text.count("has space again") == 1

@@ -201,7 +201,7 @@ async def test_the_length_of_time_slices_is_set_and_restored_where_nvidia_smi_ca
         inventory.close()
     asked = [f"compute-policy -i {uuid} --set-timeslice={n}" for n in (1, 0) for uuid in (GPU, OTHER)]
     assert said.read_text().splitlines() == (asked if supports else asked[:2])
-    assert ("stay unchanged: Not supported" in caplog.text) != supports
+    assert ("stays unchanged: Not supported" in caplog.text) != supports
     assert not modes.file.exists()
 
 

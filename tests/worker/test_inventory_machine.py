@@ -52,8 +52,10 @@ async def one_of_each(tmp_path: Path, machine: MadeUpMachine, folder: Path, capl
     assert [await inventory.memory_is_free(slot) for slot in range(3)] == [True, False, True]
     faults = [record.getMessage() for record in caplog.records]
     assert len(faults) == 2
-    assert faults[0].startswith("not offered: device 1: ")
-    assert faults[1] == "not offered: renderD129: 0000:18:00.0 has NVIDIA's driver, and NVML does not list it"
+    assert faults[0].startswith("a device is not offered to jobs: device 1: ")
+    assert faults[1] == (
+        "a device is not offered to jobs: renderD129: 0000:18:00.0 has NVIDIA's driver, and NVML does not list it"
+    )
     inventory.close()
     assert {reading.health for reading in await inventory.sample()} == {"unresponsive"}
 

@@ -91,7 +91,7 @@ async def test_a_worker_offers_gpus_in_vms_where_its_host_can_hand_them_on_else_
         (host.root / "sys/kernel/iommu_groups").rename(tmp_path / "gone")
         made = driver(tmp_path, VmSettings(), hands=hands)
         assert not made.can().gpu_enabled
-        assert caplog.messages == ["w1: VMs get no GPUs here: this host has no IOMMU, or it is off"]
+        assert caplog.messages == ["worker w1: VMs get no GPUs on this host: this host has no IOMMU, or it is off"]
         with pytest.raises(Refused, match="the driver vm has no GPU support here") as refused:
             made.check_block(Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec()))
         assert refused.value.code == "failed-precondition"

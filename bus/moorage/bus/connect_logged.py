@@ -48,10 +48,10 @@ def log_states(log: logging.Logger, where: str, server_at: Callable[[], str] = l
         nonlocal lost_s
         if state is State.RECONNECTING and lost_s is None:
             lost_s = time.monotonic()
-            log.warning("disconnected from %s: trying until it answers", where)
+            log.warning("disconnected from the NATS server %s: trying again until it answers", where)
         elif state is State.CONNECTED and lost_s is not None:
             at = f", now at {server_at()}" if "," in where and server_at() else ""
-            log.warning("connected to %s again after %.1f s%s", where, time.monotonic() - lost_s, at)
+            log.warning("connected to the NATS server %s again after %.1f s%s", where, time.monotonic() - lost_s, at)
             lost_s = None
 
     return on_state

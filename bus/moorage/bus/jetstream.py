@@ -162,7 +162,12 @@ class JetStream:
             else:
                 if size != config["max_bytes"]:
                     room = f"{size >> 20} MiB" if size > 0 else "nothing"
-                    log.warning("the server reserves %s for %s, and not %d MiB", room, name, config["max_bytes"] >> 20)
+                    log.warning(
+                        "the server reserves %s for the stream %s, not the %d MiB that were asked for",
+                        room,
+                        name,
+                        config["max_bytes"] >> 20,
+                    )
                 return found
 
     async def stream_info(self, stream: str, subjects_filter: str = "", timeout_s: float = API_TIMEOUT_S) -> StreamInfo:

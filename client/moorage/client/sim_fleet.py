@@ -261,7 +261,7 @@ class SimFleet:
             try:
                 await self.scheduler.run()
             except* BusError as failed:
-                log.warning("%s ended and is started again: %s", name, failed.exceptions[0])
+                log.warning("worker %s ended and is started again: %s", name, failed.exceptions[0])
             finally:
                 for link in links:
                     await link.close()

@@ -40,7 +40,11 @@ async def keep_running(
             if loop.time() - began_s > FORGIVEN_S:
                 pause_s = AGAIN_S
             if reminders.due(f"{type(raised).__name__}: {raised}"):
-                log.exception("the scheduler failed, and goes on: %s is started again in %.0f s", name, pause_s)
+                log.exception(
+                    "a task of the scheduler failed, and the scheduler goes on: the task %s is started again in %.0f s",
+                    name,
+                    pause_s,
+                )
         else:
             return
         await asyncio.sleep(pause_s)

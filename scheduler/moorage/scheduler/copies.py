@@ -42,9 +42,9 @@ class Copies:
         self.lacking = lacking
         if lacking:
             log.warning(
-                "copies of the ledger that are not up to date: %d of %d; see to "
-                "nats-server %s (one whose disk was full is"
-                " to be started again): without more than half of them nothing is accepted",
+                "copies of the ledger that are not up to date: %d of %d; check "
+                "nats-server %s (restart a server whose disk was full):"
+                " the ledger accepts records only while more than half of its copies are up to date",
                 len(lacking),
                 self._replicas,
                 ", ".join(sorted(lacking)),

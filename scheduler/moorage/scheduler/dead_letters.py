@@ -105,7 +105,7 @@ class DeadLetters:
         try:
             answer = await self._js.append(self._subjects.dead_letter(tenant), letter, headers)
             if isinstance(answer, Ack):
-                log.warning("request %d of %s is refused: %s", message.seq, tenant, why.message)
+                log.warning("request %d of tenant %s is refused: %s", message.seq, tenant, why.message)
                 return True
             trouble = answer.description
             if answer.nobody_listens:  # the stream no longer exists
@@ -113,7 +113,7 @@ class DeadLetters:
                 await DeadLetters.ensure(self._js, self._subjects, self._replicas, keep_s)
         except BusError as error:
             trouble = str(error)
-        log.warning("the dead letters do not take request %d of %s now: %s", message.seq, tenant, trouble)
+        log.warning("request %d of tenant %s cannot be stored as a dead letter now: %s", message.seq, tenant, trouble)
         return False
 
     def decided(self, reply: str, answer: bytes) -> bool:
@@ -152,7 +152,7 @@ class DeadLetters:
                     data = _row(message, _decode_letter(message.data)) | _whole(message)
                 elif act.act == "drop":
                     await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
-                    log.warning("dead letter %d is dropped by %s: %s", message.seq, act.by, act.why or "no reason")
+                    log.warning("dead letter %d was deleted by %s: %s", message.seq, act.by, act.why or "no reason")
                     data = {"sequence": message.seq, "dropped": True}
                 else:
                     data = await self._resend(act, message)
@@ -160,7 +160,7 @@ class DeadLetters:
         except MoorageError as error:  # from the request or the bus
             frame = error.problem
         except Exception:  # a defect of moorage must not leave an operator without an answer
-            log.exception("an act on dead letters failed")
+            log.exception("an operator's command on dead letters failed")
             frame = problem("internal", "moorage failed on this act")
         if reply:
             answer(reply, encode(frame, json=json))
@@ -220,7 +220,7 @@ class DeadLetters:
         if isinstance(verdict, Problem):
             raise Refused(verdict)
         await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
-        log.warning("dead letter %d is handed in again by %s: %s", message.seq, act.by, act.why or "no reason")
+        log.warning("dead letter %d was submitted again by %s: %s", message.seq, act.by, act.why or "no reason")
         return {"sequence": message.seq, "resent": True, "tenant": tenant, "verb": verb, "answer": verdict}
 
 

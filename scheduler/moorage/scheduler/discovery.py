@@ -57,7 +57,7 @@ class Discovery:
                 try:
                     opened.append(await world.subscribe(subject, self._on_delivery))
                 except PermissionRefused as refused:
-                    log.warning("not discoverable: %s", refused)
+                    log.warning("the scheduler cannot be found as a NATS service: %s", refused)
         return opened
 
     def _on_delivery(self, delivery: Delivery) -> None:

@@ -194,7 +194,9 @@ class Foresight:
                 self._forecast = found.forecast or self._forecast
                 fixes = {(row.tenant, row.job): row for row in found.fixes}
         except msgspec.MsgspecError:
-            log.exception("the answer of a copy of the leader could not be read; its questions are answered without it")
+            log.exception(
+                "the answer of a forecast process could not be read; requests are answered without a forecast"
+            )
         if questions:
             task = asyncio.get_running_loop().create_task(self._tell_all(questions, fixes))
             self._answering.add(task)
@@ -251,7 +253,7 @@ class Foresight:
         try:
             data = self.explained(tenant, job, fixes)
         except Exception:
-            log.exception("why job %s of %s waits could not be explained", job, tenant)
+            log.exception("the reason why job %s of tenant %s waits could not be computed", job, tenant)
             return None
         return data if isinstance(data, dict) else None
 

@@ -144,9 +144,9 @@ class History:
         try:
             await work
         except BusError as error:
-            log.warning("the history cannot be written now, jobs go on: %s", error)
+            log.warning("the history of jobs cannot be written now; jobs are not affected: %s", error)
         except Exception:  # a defect of moorage must not stop the scheduler
-            log.exception("the history could not be written")
+            log.exception("the history of jobs could not be written")
         else:
             self._wait_s = AGAIN_S
             return True

@@ -111,7 +111,7 @@ class HistoryReader:
         except Gone:
             return _gone(name)
         except (BusError, TimeoutError) as error:
-            log.warning("the history cannot be read now: %s", error)
+            log.warning("the history of jobs cannot be read now: %s", error)
             return _busy(name, "the history cannot be read now")
         changes = [change for story in found for change in changes_in(read.frame, story)]
         return changes, views.request_in(found[-1])
@@ -136,10 +136,10 @@ class HistoryReader:
         except Gone:
             answer = _gone(name)
         except (BusError, TimeoutError) as error:
-            log.warning("the history cannot be read now: %s", error)
+            log.warning("the history of jobs cannot be read now: %s", error)
             answer = _busy(name, "the history cannot be read now")
         except Exception:  # a defect of moorage must not leave a caller without an answer
-            log.exception("the history of %s could not be shown", name)
+            log.exception("the history of job %s could not be shown", name)
             answer = problem("internal", "moorage failed on this question", job=name)
         self._answer(verb, answer, reply, json)
 
@@ -174,7 +174,7 @@ class HistoryReader:
         except Gone:
             return row
         except (BusError, TimeoutError) as error:
-            log.warning("the history cannot be read now: %s", error)
+            log.warning("the history of jobs cannot be read now: %s", error)
             return row
         last = found[-1]
         changes = [change for story in found for change in changes_in(read.frame, story)]
@@ -242,7 +242,7 @@ class HistoryReader:
         try:
             frame = read_frame(message.data)
         except Refused as refused:
-            log.warning("message %d of the history cannot be read: %s", seq, refused)
+            log.warning("message %d of the history of jobs cannot be read: %s", seq, refused)
             raise Gone from None
         if message.subject != self._subjects.history(frame.tenant):
             raise Gone

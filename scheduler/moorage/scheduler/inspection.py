@@ -74,7 +74,7 @@ class Inspection:
                 try:
                     told(answers, silent)
                 except Exception:  # a defect of moorage must not end the term; the client asks again
-                    log.exception("an audit could not be answered")
+                    log.exception("a request for an audit could not be answered")
 
     async def _look(self) -> tuple[dict[str, Looked], list[str]]:
         self._number, self._answers, self._missing = secrets.randbits(48), {}, self._expected()

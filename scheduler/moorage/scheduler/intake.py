@@ -102,7 +102,13 @@ class Intake:
             self.counters["reflected"] += 1
             count = self.counters["reflected"]
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood must not fill the log
-                log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
+                log.warning(
+                    "a request on %s names the reply subject %s, which its sender may not use: the request gets "
+                    "no answer (%d such requests so far)",
+                    delivery.subject,
+                    delivery.reply,
+                    count,
+                )
             delivery = msgspec.structs.replace(delivery, reply="")
         tenant = self._submitters.get(delivery.subject)
         if tenant is None:

@@ -131,7 +131,10 @@ class Ledger:
         own_s, server_s = time.time(), self.server_s()
         if abs(own_s - server_s) > CLOCK_OFF_S_MAX:
             word = "ahead of" if own_s > server_s else "behind"
-            text = "this machine's wall clock is %.0f s %s the nats-server's: ledger time goes on from the earlier one"
+            text = (
+                "this host's clock is %.0f s %s the nats-server's: ledger time continues from the earlier of "
+                "both clocks"
+            )
             log.warning(text, abs(own_s - server_s), word)
         return min(own_s, server_s)
 
@@ -241,7 +244,7 @@ class Ledger:
         If it is on the epoch's subject, the fence must name it from now on.
         """
         self.junk += 1
-        log.warning("ledger record %d does not belong to the current term: skipped", message.seq)
+        log.warning("ledger record %d is invalid, or of the term of an earlier leader, and is skipped", message.seq)
         state.seq = message.seq
         if message.subject == self._subjects.ledger_epoch:
             state.epoch_seq = message.seq
@@ -359,7 +362,10 @@ class Ledger:
         try:
             seq = await self._append_until_stored(state, epoch, rid, payload, subject)
             if self.appending.told:
-                log.warning("the ledger takes records again after %.0f s", self.appending.for_s(time.monotonic()))
+                log.warning(
+                    "the ledger accepts records again; it accepted none for %.0f s",
+                    self.appending.for_s(time.monotonic()),
+                )
             return seq
         finally:
             self.appending.end()

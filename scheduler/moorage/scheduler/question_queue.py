@@ -38,7 +38,7 @@ def contained(answer: Callable[[], Any]) -> Any:
     except Refused as refused:
         return refused.problem
     except Exception:
-        log.exception("a question could not be answered")
+        log.exception("a request that only reads could not be answered")
         return problem("internal", "moorage failed on this question")
 
 

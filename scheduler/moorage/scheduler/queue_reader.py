@@ -136,8 +136,9 @@ class QueueReader:
         self._full_told.add(tenant)
         subject, most = max(info.subjects.items(), key=lambda row: row[1], default=("", 0))
         log.warning(
-            "the durable queue%s is %d %% full (%d of %d MiB), and takes nothing%s once it is full: %d messages are of"
-            " tenant %s; moorage admin tenants shows its limit",
+            "the durable queue%s is %d %% full (%d of %d MiB), and accepts no request%s when it is full: %d "
+            "messages are of"
+            " tenant %s; moorage admin tenants shows the limits of that tenant",
             f" of tenant {tenant}" if tenant else "",
             int(_part(info) * 100),
             info.size_bytes >> 20,
@@ -191,7 +192,7 @@ class QueueReader:
                         if await self._read_some(*key):
                             self._dirty[key] = None  # more may wait; other queues come first
                     except BusError as error:
-                        log.warning("the queue of %s cannot be read now: %s", key[0], error)
+                        log.warning("the durable queue of tenant %s cannot be read now: %s", key[0], error)
                         self._dirty[key] = None
                         await self._make_again(error)
                         await asyncio.sleep(AGAIN_S)
@@ -218,7 +219,7 @@ class QueueReader:
             try:
                 await self._count()
             except BusError as error:
-                log.warning("the request queue cannot be counted now: %s", error)
+                log.warning("the size of the durable queue cannot be read now: %s", error)
                 await self._make_again(error)
                 wait_s = AGAIN_S
             await asyncio.sleep(wait_s)
@@ -263,13 +264,13 @@ class QueueReader:
             return
 
         async def behind() -> int:
-            log.error("the request queue was deleted: what waited in it is gone; it is made again")
+            log.error("the durable queue was deleted, and the requests in it are lost; the scheduler creates it again")
             return self._read_through() + 1
 
         try:
             await self._streams.ensure(behind)
         except BusError as refused:
-            log.warning("the request queue cannot be made again now: %s", refused)
+            log.warning("the durable queue cannot be created again now: %s", refused)
 
     async def _begin_anew(self, tenant: str, stream: str) -> None:
         """Read another stream from its beginning, if it ends before what was read. Raises `BusError`.
@@ -282,7 +283,8 @@ class QueueReader:
         if last_seq >= through:
             return
         log.error(
-            "the request queue ends at %d and was read to %d: it is another one, and is read from its beginning",
+            "the durable queue ends at message %d, but was read to message %d: the queue was created anew, "
+            "and is read from its beginning",
             last_seq,
             through,
         )
@@ -383,7 +385,7 @@ class QueueReader:
                 unread.append((message, refused.problem, ""))
             # a defect of moorage must not end the term: the next leader would read the message again
             except Exception as raised:
-                log.exception("request %d of %s could not be read", message.seq, tenant)
+                log.exception("request %d of tenant %s could not be read", message.seq, tenant)
                 failed = problem("internal", "the scheduler failed on this request as it read it; nothing was recorded")
                 unread.append((message, failed, trace_of(raised)))
         return events, unread
@@ -427,4 +429,4 @@ class QueueReader:
             await self._js.purge(stream, subject=self._subjects.request(tenant, verb), below_seq=cursor + 1)
             self._purged[key] = cursor
         except BusError as error:
-            log.warning("the queue of %s cannot be purged now: %s", tenant, error)
+            log.warning("the durable queue of tenant %s cannot be purged now: %s", tenant, error)

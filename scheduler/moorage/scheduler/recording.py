@@ -96,7 +96,7 @@ class Recorder:
             if what[0] == "commit":
                 self._file.flush()
         except OSError as error:
-            log.warning("the recording ends here: %s", error)
+            log.warning("the recording (--record) ends here, because it cannot be written: %s", error)
             self._file = None
 
     def close(self) -> None:
@@ -264,7 +264,11 @@ def _frames(path: Path) -> Iterator[list[Any]]:
                 if frame is not None:
                     yield frame
                 else:
-                    log.warning("%s is cut off at byte %d, and continues with the next term", path.name, at)
+                    log.warning(
+                        "the recording %s is incomplete at byte %d, and continues with the next leader's term",
+                        path.name,
+                        at,
+                    )
                     then = _next_reign(data, at + 1)
                 at = then
 

@@ -126,7 +126,11 @@ class Reign:
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         self._subscriptions.append(await self._scheduler.standings.listen())
         for row in View(self.engine).lent_twice():
-            log.warning("%(worker)s and %(other)s lend one GPU, %(uuid)s: restart the one that is not to have it", row)
+            log.warning(
+                "workers %(worker)s and %(other)s both offer the GPU %(uuid)s: restart the agent that should not "
+                "offer it",
+                row,
+            )
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._facts)
@@ -374,7 +378,7 @@ class Reign:
                     purged = state.snapshot
                     log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
             except BusError as error:
-                log.warning("the ledger cannot be shortened now: %s", error)
+                log.warning("old records of the ledger cannot be deleted now: %s", error)
             last = state.snapshot[1] if state.snapshot is not None else 0
             if state.seq - last >= scheduler.snapshot_records:
                 try:
@@ -393,11 +397,11 @@ class Reign:
         Needed when all snapshots were deleted: the purged records are then only in memory, and without a snapshot the
         next leader could not read the ledger.
         """
-        log.error("the snapshots of the ledger were deleted: the leader writes one of what it has in memory")
+        log.error("the snapshots of the ledger were deleted: the leader writes a new snapshot of its state")
         snapshots = self._scheduler.snapshots
         try:
             await snapshots.ensure()
             return SnapshotTaken(*await snapshots.write(self.engine.state))
         except (BadSnapshot, BusError) as error:
-            log.warning("no snapshot: %s", error)
+            log.warning("no snapshot of the ledger was written: %s", error)
             return None

@@ -98,13 +98,13 @@ class Scheduler(Parts):
                 if await self._lead(state):
                     return
             except Deposed as deposed:  # another scheduler was first to take over
-                log.warning("deposed: %s", deposed)
+                log.warning("this scheduler no longer leads: %s", deposed)
             except ExceptionGroup as group:
                 if (broken := group.subgroup(LedgerBroken)) is not None:
                     raise broken.exceptions[0] from None
                 if group.split(Deposed)[1] is not None:
                     raise
-                log.warning("deposed: %s", group.exceptions[0])
+                log.warning("this scheduler no longer leads: %s", group.exceptions[0])
             finally:
                 self.leading.clear()
                 self.reign = None
@@ -130,7 +130,9 @@ class Scheduler(Parts):
                         return
                 self._folded = state.seq
                 if unread_from:
-                    log.warning("the ledger can be read again after %.0f s", time.monotonic() - unread_from)
+                    log.warning(
+                        "the ledger can be read again; it could not be read for %.0f s", time.monotonic() - unread_from
+                    )
                     unread_from = 0.0
                     unread.clear()
             except BusError as error:
@@ -165,13 +167,16 @@ class Scheduler(Parts):
                 async with asyncio.timeout(RESIGN_S):
                     await reign.resigned.wait()
             except TimeoutError:
-                log.warning("the ledger did not take the resignation: the next leader waits for silence")
+                log.warning(
+                    "the resignation could not be written to the ledger: a standby takes over only after the "
+                    "takeover time"
+                )
 
     async def _must_be_careful(self, state: State) -> bool:
         try:
             return await self.ledger.has_lost_leaders(state)
         except BusError as error:
-            log.warning("how the leaders before have ended cannot be read now: %s", error)
+            log.warning("it cannot be read now how the leaders before this one ended: %s", error)
             return False
 
     async def _lead(self, state: State) -> bool:
@@ -183,8 +188,8 @@ class Scheduler(Parts):
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
         if careful:
             log.warning(
-                "the last two leaders have died within a minute: for %d s this one takes one event a record, and the"
-                " plain ranker",
+                "the last two leaders each died within a minute: for %d s this leader writes one event in each ledger"
+                " record, and uses the plain ranker",
                 SAFE_MS // 1000,
             )
             reign.engine.begin_safe_mode()

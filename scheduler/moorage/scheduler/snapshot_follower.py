@@ -36,7 +36,7 @@ async def take_snapshot(command: Command) -> SnapshotTaken | None:
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:  # no room for a process, or an upgrade replaced Python: the term continues
-        log.warning("no snapshot: its writer cannot be started: %s", error)
+        log.warning("no snapshot of the ledger was written: its process cannot be started: %s", error)
         return None
     try:
         async with asyncio.timeout(FOLLOWER_TIMEOUT_S):
@@ -46,13 +46,19 @@ async def take_snapshot(command: Command) -> SnapshotTaken | None:
             process.kill()
         await process.wait()
         if isinstance(error, TimeoutError):
-            log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
+            log.warning(
+                "no snapshot of the ledger was written: its process took more than %g s and was ended",
+                FOLLOWER_TIMEOUT_S,
+            )
             return None
         raise
     if process.returncode == EXIT_GONE:
         raise SnapshotsGone
     words = out.decode(errors="replace").split()
     if process.returncode != 0 or len(words) != 3 or not words[1].isdecimal():
-        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:] or "its writer ended without a word")
+        log.warning(
+            "no snapshot of the ledger was written: %s",
+            err.decode(errors="replace").strip()[-500:] or "its process ended without a message",
+        )
         return None
     return SnapshotTaken(words[0], int(words[1]), words[2])

@@ -98,7 +98,9 @@ async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
             continue
         if state.seq == seq:
             return state
-        log.warning("snapshot %s is of record %d, the ledger says %d", name, state.seq, seq)
+        log.warning(
+            "snapshot %s ends at record %d, but the ledger says that it ends at record %d", name, state.seq, seq
+        )
     return State()
 
 

@@ -103,7 +103,7 @@ class Standings:
         }
         for name, other in found.items():
             if self._told.get(name) != other:
-                log.warning("scheduler %s has other settings, and would lead by them: %s", name, other)
+                log.warning("standby %s has other settings, which would hold after a takeover: %s", name, other)
         self._told = found
 
     def rows(self) -> list[dict[str, Any]]:

@@ -241,7 +241,12 @@ def settle(
     table = file.table(section)
     for name in table:
         if name in GONE_KEYS.get(section, ()):
-            log.warning("%s of [%s] in %s does nothing any more: take it out", name, section, file.path)
+            log.warning(
+                "the setting %s of [%s] in %s has no effect any more: remove it from the file",
+                name,
+                section,
+                file.path,
+            )
         elif name not in keys:
             listed = section in SECTIONS  # in what the command can list
             raise _refuse(
@@ -324,7 +329,9 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
     raw = value
     instead = GONE_VALUES.get((one.section, one.key), {})
     if isinstance(value, str) and value in instead:
-        log.warning("%s = %s of [%s] is gone, and read as %s", one.key, value, one.section, instead[value])
+        log.warning(
+            "the value %s = %s of [%s] no longer exists and is read as %s", one.key, value, one.section, instead[value]
+        )
         value = instead[value]
     try:
         if isinstance(value, str) and one.unit:

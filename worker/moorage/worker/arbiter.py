@@ -188,7 +188,7 @@ class LeaseArbiter:
         except Exception as error:
             entry.failures += 1
             self.helpers_failed += 1
-            log.warning("a helper on %s failed, and its GPU is given back: %r", lease, error)
+            log.warning("a helper of the service failed on %s, and its GPU is given back: %r", lease, error)
         else:
             entry.failures = 0
 

@@ -83,7 +83,7 @@ class AttemptFiles:
             elif (error := storing.exception()) is not None:
                 trouble = error.problem.message if isinstance(error, MoorageError) else "files: moorage failed on them"
                 if not isinstance(error, MoorageError):
-                    log.error("files of %s could not be stored", name[1], exc_info=error)
+                    log.error("the files that job %s keeps could not be stored", name[1], exc_info=error)
         finally:
             del self._storing[name]
             storing.cancel()
@@ -91,7 +91,7 @@ class AttemptFiles:
         if trouble and (code, why) == (0, "exit"):
             return CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
         if trouble:
-            log.warning("files of %s are not kept: %s", name[1], trouble)
+            log.warning("the files that job %s keeps were not stored: %s", name[1], trouble)
         return code, why
 
     async def close(self) -> None:

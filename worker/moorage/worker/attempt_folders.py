@@ -203,7 +203,7 @@ class AttemptFolders:
                 for name, grace_s, why in await self.measure():
                     on_full(name, grace_s, why)
             except (OSError, subprocess.SubprocessError) as error:  # no process or descriptor left: try again later
-                log.warning("folders of jobs cannot be checked now: %s", error)
+                log.warning("the sizes of the jobs' folders cannot be measured now: %s", error)
             await asyncio.sleep(max(MEASURE_S, (boottime_s() - began_s) / MEASURE_PART))
 
     async def sweep(self) -> int:

@@ -112,9 +112,9 @@ class ComputeModes:
             async with asyncio.timeout(CHANGE_S):
                 await work
         except TimeoutError:
-            log.error("compute modes: the driver did not answer within %g s", CHANGE_S)
+            log.error("the compute modes of the GPUs are unknown: the driver did not answer within %g s", CHANGE_S)
         except ModeFault as fault:
-            log.error("compute modes stay unchanged: %s", fault)
+            log.error("the compute modes of the GPUs stay unchanged: %s", fault)
 
     async def _open(self, uuids: Sequence[str], has_mps: bool) -> None:
         for uuid in () if has_mps else self.of_mps:
@@ -230,11 +230,13 @@ def _set_length(uuid: str, length: Length) -> bool:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("the time slices of %s stay unchanged: %s", uuid, error)
+        log.warning("the length of the time slices of GPU %s stays unchanged: %s", uuid, error)
         return False
     if done.returncode:
         said = " ".join((done.stdout + done.stderr).split())[:200]
-        log.warning("the time slices of %s stay unchanged: %s", uuid, said or f"exit code {done.returncode}")
+        log.warning(
+            "the length of the time slices of GPU %s stays unchanged: %s", uuid, said or f"exit code {done.returncode}"
+        )
     return not done.returncode
 
 
@@ -244,5 +246,5 @@ def _read(file: Path) -> _Changed | None:
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as error:
-        log.error("%s cannot be read as a record of compute modes: %s", file, error)
+        log.error("the record of compute modes, %s, cannot be read: %s", file, error)
         return None

@@ -140,7 +140,7 @@ class DeviceWatch:
             fresh.write_bytes(msgspec.json.encode(_File(self.health.boot, self.health.records())))
             os.rename(fresh, self._file)
         except OSError as error:
-            log.error("the health of devices is not kept: %s", error)
+            log.error("the health of the devices cannot be stored, and is lost if the agent ends: %s", error)
 
 
 def _read(file: Path | None) -> _File | None:
@@ -151,5 +151,5 @@ def _read(file: Path | None) -> _File | None:
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as error:
-        log.error("%s cannot be read as a record of devices: %s", file, error)
+        log.error("the record of the devices' health, %s, cannot be read: %s", file, error)
         return None

@@ -175,7 +175,7 @@ class OutputKeeper:
                 await asyncio.to_thread(self._clear, doomed)
                 log.info("cleared the output of %d finished members", len(doomed))
         except OSError as error:
-            log.warning("output cannot be cleared now: %s", error)
+            log.warning("output of ended jobs cannot be deleted now: %s", error)
             self._ended = ended | self._ended
             return 0
         return len(doomed)
@@ -184,11 +184,12 @@ class OutputKeeper:
         """Log that the disk is full, and that it has room again, once each."""
         if spare <= 0 and not self._is_full:
             log.warning(
-                "the disk of %s is full except for the journals' reserve: output of jobs is not kept; make room there,"
-                " before the worker has to end", self._state,
+                "the disk of %s is full except for the reserve of the journals: output of jobs is not stored; "
+                "free space there,"
+                " before the journals cannot be written and the worker has to end", self._state,
             )  # fmt: skip
         elif spare > 0 and self._is_full:
-            log.warning("the disk of %s has room again: output of jobs is kept", self._state)
+            log.warning("the disk of %s has space again: output of jobs is stored again", self._state)
         self._is_full = spare <= 0
 
     def _over_bounds(self, running_bytes: int, spare: int) -> dict[str, Output]:

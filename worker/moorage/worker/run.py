@@ -132,7 +132,7 @@ async def start(settings: WorkerSettings, target: Context | str | None, file: Se
     Policy.of(settings).check_host()
     drivers = find(settings.drivers, file, simulated=hosts is not None)
     if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
-        log.warning("secrets: %s; a job that needs it fails", trouble)
+        log.warning("secrets: %s; a job that needs such a secret fails", trouble)
     if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
         log.warning("secrets: every tenant may use every secret of this worker: set secrets_for to limit that")
 
@@ -341,7 +341,9 @@ def _agent(
             journal = Journal(path)
         facts = dataclasses.replace(facts, machine=machine)
     if journal.torn_bytes:
-        log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
+        log.warning(
+            "worker %s: the last %d bytes of its journal were incomplete and are removed", name, journal.torn_bytes
+        )
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
     return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps)
 
@@ -386,7 +388,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
     try:
         await lender.open(settings.lease_socket or settings.state_dir / SOCKET_NAME)
     except OSError as error:
-        log.warning("%s: no leases for processes of this host: %s", agent.worker, error)
+        log.warning("worker %s: processes of this host cannot borrow GPUs: %s", agent.worker, error)
         return None
     agent.on_draining = lender.drain
     agent.reporter.meters.append(lender.seen)

@@ -158,7 +158,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     limiter_context: Annotated[
         int,
-        setting("What the limiter counts for the CUDA context of each process.", unit="bytes", ge=0, le=1 << 40),
+        setting(
+            "Part of a job's memory share that the limiter sets aside for the CUDA context of each process.",
+            unit="bytes",
+            ge=0,
+            le=1 << 40,
+        ),
     ] = LIMITER_CONTEXT_DEFAULT
     limiter_rate_min: Annotated[
         float, setting("Lowest rate of a job's launches, in tokens a second.", ge=0.001, le=1e9)

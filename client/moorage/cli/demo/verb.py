@@ -127,7 +127,10 @@ class Demo:
         while self.following.over() < KILL_AT * len(self.plans):
             self.following.changed.clear()
             await self.following.changed.wait()
-        self._say(f"kill -9 of the scheduler at {self.following.over()} of {len(self.plans)} jobs; a new one starts")
+        self._say(
+            f"the scheduler is killed (kill -9) after {self.following.over()} of {len(self.plans)} jobs have "
+            "ended; another scheduler starts"
+        )
         await self.stack.kill_scheduler()
         self.kills += 1
 
@@ -170,29 +173,32 @@ def table(verdict: Verdict, demo: Demo, fleet_words: str) -> str:
     waits = sorted(verdict.waits_ms) or [0.0]
     rows = [
         ("fleet (SIMULATED GPUs)", fleet_words),
-        ("accepted", str(verdict.accepted)),
-        ("succeeded", str(verdict.succeeded)),
-        ("failed as intended", str(verdict.failed_as_intended)),
-        ("cancelled", str(verdict.cancelled)),
-        ("refused as intended", str(verdict.refused)),
-        ("scheduler killed", str(demo.kills)),
-        ("otherwise than expected", str(len(verdict.unexpected))),
-        ("lost", str(verdict.lost)),
-        ("started twice", str(verdict.started_twice)),
-        ("double leases", str(verdict.double_leases)),
-        ("wrong environment", str(len(verdict.bad))),
-        ("processes run", str(verdict.runs)),
-        ("placements/s, the kill included", f"{verdict.placements_per_s:.0f}"),
-        ("submit to start, ms", f"p50 {statistics.median(waits):.0f}  p99 {waits[int(len(waits) * 0.99)]:.0f}"),
+        ("jobs accepted", str(verdict.accepted)),
+        ("jobs succeeded", str(verdict.succeeded)),
+        ("jobs failed, as planned", str(verdict.failed_as_intended)),
+        ("jobs cancelled", str(verdict.cancelled)),
+        ("requests refused, as planned", str(verdict.refused)),
+        ("kills of the scheduler", str(demo.kills)),
+        ("jobs with another end than planned", str(len(verdict.unexpected))),
+        ("accepted jobs without an end", str(verdict.lost)),
+        ("attempts started twice", str(verdict.started_twice)),
+        ("GPUs given to two jobs at once", str(verdict.double_leases)),
+        ("processes with a wrong environment", str(len(verdict.bad))),
+        ("processes started", str(verdict.runs)),
+        ("placements per second, with the kill", f"{verdict.placements_per_s:.0f}"),
+        (
+            "time from submit to start, ms",
+            f"p50 {statistics.median(waits):.0f}  p99 {waits[int(len(waits) * 0.99)]:.0f}",
+        ),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
 
 
 TRY_NEXT: Final = """try next
-  moorage up --simulate 4x8xH100     a fleet that stays, without a GPU
-  moorage run --gpu 2xH100 -- env    a job, followed to its end
-  moorage explain JOB                why it waits, with the counts"""
+  moorage up --simulate 4x8xH100     a simulated fleet that runs until Ctrl-C
+  moorage run --gpu 2xH100 -- env    run a job and print its output
+  moorage explain JOB                why a job waits"""
 
 
 def main(
@@ -214,7 +220,7 @@ def main(
 
     def ending(number: int) -> None:
         by.append(number)
-        say_if_heard("ending …" if len(by) == 1 else "still ending: what it started is never left behind")
+        say_if_heard("ending …" if len(by) == 1 else "the demo still ends its processes; it leaves none running")
 
     async def until_a_signal() -> int:
         end_in_order(ending)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: for each answer that is asked for here
 ANSWER_S_MAX: Final = 3.0
-SERVERS_NEEDED: Final = "without more than half of the servers nothing is recorded"
+SERVERS_NEEDED: Final = "the ledger accepts records only while more than half of the servers run"
 
 Verdict = Literal["ok", "warn", "fail"]
 

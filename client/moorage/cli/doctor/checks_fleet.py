@@ -41,7 +41,7 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
                 if heard.verdict == "ok":  # of a key that is for no tenant's jobs nothing is missing
                     yield heard
                 yield Check(
-                    "submitter", "ok", f"{error.problem.message}: only a user with a tenant's key can have jobs"
+                    "submitter", "ok", f"{error.problem.message}: only a user with a tenant's key can submit jobs"
                 )
                 for check in others:
                     yield check
@@ -54,7 +54,10 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
     except MoorageError as error:
         from moorage.client.tenant import find_tenant
 
-        role = f"give this user the submitter's role of tenant {find_tenant(options.tenant)}, or name one with --tenant"
+        role = (
+            f"give this user the submitter's role of tenant {find_tenant(options.tenant)}, or name another tenant "
+            "with --tenant"
+        )
         yield failed("submitter", error, fix=role if isinstance(error, NotPermitted) else "")
 
 
@@ -74,7 +77,7 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
             frame = await anext(client.fleet_frames())
     except (MoorageError, TimeoutError):
         return
-    yield Check("leader", "ok", f"epoch {frame.epoch}, ledger record {frame.ledger}")
+    yield Check("leader", "ok", f"a scheduler leads: epoch {frame.epoch}, last ledger record {frame.ledger}")
     yield Check("observer", "ok", "this user receives the fleet's frames: moorage fleet --watch")
     yield _workers(frame.workers)
 
@@ -83,8 +86,13 @@ async def _may_hear(client: AsyncClient) -> Check:
     try:
         await (await client.subscribe(client.subjects.events(client.tenant), lambda _: None)).unsubscribe()
     except MoorageError as error:
-        return failed("events", error, "warn", "let this user subscribe to its tenant's events: waits need them")
-    return Check("events", "ok", f"tenant {client.tenant}'s events can be received")
+        return failed(
+            "events",
+            error,
+            "warn",
+            "let this user subscribe to its tenant's events: moorage run, wait and logs need them",
+        )
+    return Check("events", "ok", f"this user may receive the events of tenant {client.tenant}'s jobs")
 
 
 async def _submitter(client: AsyncClient) -> Check:
@@ -95,14 +103,16 @@ async def _submitter(client: AsyncClient) -> Check:
         await client.link.request(client.subjects.api(client.tenant, "submit"), b"", ANSWER_S_MAX)
     except PermissionRefused:
         return Check(
-            "submitter", "ok", f"of tenant {client.tenant} it may ask; only a user with a tenant's key can have jobs"
+            "submitter",
+            "ok",
+            f"this user may read tenant {client.tenant}'s jobs; only a user with a tenant's key can submit jobs",
         )
-    return Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
+    return Check("submitter", "ok", f"this user may read and submit jobs of tenant {client.tenant}")
 
 
 #: JetStream refuses before it stores: the question leaves nothing behind
 _NOT_HERE: Final = {"Nats-Expected-Stream": "moorage-doctor-asks"}
-_WEDGE: Final = "one publish with a false header stops a replicated queue for good (nats-server 2.14 and 2.15)"
+_WEDGE: Final = "one message with a wrong header stops a replicated stream permanently (nats-server 2.14 and 2.15)"
 
 
 async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
@@ -114,22 +124,34 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
     except PermissionRefused:
         if is_cluster:
             return Check(
-                "queue", "ok", f"this user may only use the submit endpoint, as it should be in a cluster: {_WEDGE}"
+                "queue",
+                "ok",
+                "this user may submit to the scheduler only, not to the durable queue; that is right in a "
+                f"cluster: {_WEDGE}",
             )
         return Check(
             "queue",
             "ok",
-            "this user may only use the submit endpoint: the durable queue needs an account for each tenant",
+            "this user may submit to the scheduler only, not to the durable queue, which needs an account "
+            "for each tenant",
         )
     except MoorageError as error:
-        return Check("queue", "warn", f"the durable queue does not answer: {error}", "a scheduler makes it: start one")
+        return Check(
+            "queue",
+            "warn",
+            f"the durable queue does not answer: {error}",
+            "a scheduler creates the durable queue: start a scheduler",
+        )
     if is_cluster:
-        fix = "in a cluster let submitters use the submit endpoint only: moorage admin nats-config writes it so"
+        fix = (
+            "in a cluster allow submitters to use the submit endpoint only: moorage admin nats-config writes "
+            "such permissions"
+        )
         return Check("queue", "warn", f"this user may publish to the durable queue: {_WEDGE}", fix)
     return Check(
         "queue",
         "ok",
-        "this user may also publish to the durable queue, which takes requests even while no scheduler runs",
+        "this user may also submit to the durable queue, which stores requests even while no scheduler runs",
     )
 
 
@@ -138,16 +160,24 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
         async with asyncio.timeout(ANSWER_S_MAX):
             fleet = await client.fleet()
     except (MoorageError, TimeoutError):
-        yield Check("leader", "ok", f"answers, at ledger record {ledger}")
-        yield Check("operator", "ok", "this user may not ask for the fleet: drain and audit are for operators")
+        yield Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")
+        yield Check(
+            "operator",
+            "ok",
+            "this user may not see the whole fleet: moorage fleet, drain and audit need an operator's key",
+        )
         return
     for check in of_fleet(fleet):
         yield check
 
 
 def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
-    yield Check("leader", "ok", f"{fleet['leader']}, epoch {fleet['epoch']}, ledger record {fleet['ledger']}")
-    yield Check("operator", "ok", "this user may ask for the fleet")
+    yield Check(
+        "leader",
+        "ok",
+        f"scheduler {fleet['leader']} leads: epoch {fleet['epoch']}, last ledger record {fleet['ledger']}",
+    )
+    yield Check("operator", "ok", "this user may see the whole fleet")
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _copies(copies["wanted"], copies["lacking"])
     if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
@@ -164,9 +194,12 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
 def _copies(wanted: int, lacking: list[str]) -> Check:
     """Check that all copies of a ledger are up to date: the loss of one is not noticed, that of a second stops all."""
     if not lacking:
-        return Check("copies", "ok", f"the ledger has all of its {wanted} copies")
-    found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}: {', '.join(lacking)}"
-    fix = f"see that these nats-servers run and reach the others; restart one whose disk was full: {SERVERS_NEEDED}"
+        return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date")
+    found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}, on {', '.join(lacking)}"
+    fix = (
+        "check that these nats-servers run and reach the other nats-servers; restart a server whose disk was "
+        f"full: {SERVERS_NEEDED}"
+    )
     return Check("copies", "warn", found, fix)
 
 
@@ -174,15 +207,18 @@ def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
     """Check how full the durable queue is (the shared one, or a tenant's): at its bound it refuses messages."""
     percent = size * 100 // size_max if size_max else 0
     of = f" of tenant {tenant}" if tenant else ""
-    found = f"{many(messages, 'message')} wait in the durable queue{of}, {percent} % of its {size_max >> 20} MiB"
+    found = (
+        f"{many(messages, 'message')} wait in the durable queue{of}, which is {percent} % full (of "
+        f"{size_max >> 20} MiB)"
+    )
     if percent < FULL_PERCENT:
         return Check("queue-room", "ok", found)
     fix = (
-        "moorage admin tenants shows which tenants wait for their limit of "
-        "jobs; raise it, or have that tenant send less"
+        "moorage admin tenants shows which tenants are at their limit of jobs: "
+        "raise that limit, or let that tenant submit less"
     )
-    refused = "what is published there" if tenant else "what any tenant publishes"
-    return Check("queue-room", "warn", f"{found}: once it is full it refuses {refused}", fix)
+    refused = "new requests of this tenant" if tenant else "new requests of every tenant"
+    return Check("queue-room", "warn", f"{found}: when it is full, it refuses {refused}", fix)
 
 
 def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
@@ -192,34 +228,62 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
         return None
     ours = leader.get("settings")
     if ours is None or all(row.get("settings") in (ours, None) for row in rows):
-        return Check("schedulers", "ok", f"{many(len(rows), 'scheduler')}: {leader['scheduler']} leads")
+        return Check(
+            "schedulers",
+            "ok",
+            f"{many(len(rows), 'scheduler')}, no standby with other settings; {leader['scheduler']} leads",
+        )
     told = []
     for row in rows:
         theirs = row.get("settings")
         if theirs is not None and theirs != ours:
             names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
             told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
-    found = f"{leader['scheduler']} leads, and {', '.join(told[:NAMES_MAX])} would lead by other settings"
-    return Check("schedulers", "warn", found, "give all schedulers one settings file, and restart those that differ")
+    found = f"scheduler {leader['scheduler']} leads; these standbys have other settings: {', '.join(told[:NAMES_MAX])}"
+    return Check(
+        "schedulers",
+        "warn",
+        found,
+        "give all schedulers the same settings file, and restart the standbys with other settings; else "
+        "those settings hold after a takeover",
+    )
 
 
 def contained_failures(contained: dict[str, Any]) -> Check:
     """Return the check of the inputs that made the leader fail, and of what it has switched off because of them."""
     counts: dict[str, int] = contained["counts"]
     told = [
-        ("takes one event at a time, because schedulers before it died", contained["safe_mode"]),
-        ("ranks hosts with the plain ranker", contained["plain_ranker"] and not contained["safe_mode"]),
-        (f"lets requests of {', '.join(contained['tenants'][:NAMES_MAX])} wait", contained["tenants"]),
-        (f"refuses frames of {', '.join(contained['workers'][:NAMES_MAX])}", contained["workers"]),
+        ("writes one event in each ledger record, because the leaders before it died", contained["safe_mode"]),
+        (
+            "ranks hosts with the plain ranker, not with the one that the settings name",
+            contained["plain_ranker"] and not contained["safe_mode"],
+        ),
+        (
+            "accepts for now no request of tenants whose requests made it fail "
+            f"({', '.join(contained['tenants'][:NAMES_MAX])})",
+            contained["tenants"],
+        ),
+        (
+            f"refuses messages of workers whose messages made it fail ({', '.join(contained['workers'][:NAMES_MAX])})",
+            contained["workers"],
+        ),
     ]
     doing = [text for text, is_so in told if is_so]
     if not counts and not doing:
         return Check("failures", "ok", "no request or report has made the leader fail")
     failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
-    found = "; ".join([f"the leader failed on some input ({failed_on})" if counts else "the leader", *doing])
+    found = "; ".join(
+        [f"inputs on which the leader failed: {failed_on}; the leader goes on" if counts else "the leader", *doing]
+    )
     if "last" in contained:
-        found += f"; last: {contained['last']}"
-    return Check("failures", "warn", found, "the scheduler's log has the tracebacks: report them; moorage dlq list")
+        found += f"; last failure: {contained['last']}"
+    return Check(
+        "failures",
+        "warn",
+        found,
+        "report the tracebacks in the scheduler's log as a defect of moorage; moorage dlq list shows the "
+        "refused requests",
+    )
 
 
 def lent_twice(rows: list[dict[str, str]]) -> Check:
@@ -227,14 +291,19 @@ def lent_twice(rows: list[dict[str, str]]) -> Check:
     pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
     first = rows[0]
     more = f", and so do {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
-    found = f"{first['worker']} and {first['other']} lend one GPU ({first['uuid']}){more}: both get jobs for it"
-    fix = f"restart the agent that should not have it, for example {first['other']}: it is then refused and says why"
+    found = (
+        f"workers {first['worker']} and {first['other']} both offer the GPU {first['uuid']}{more}: it gets jobs of both"
+    )
+    fix = (
+        f"restart the agent that should not offer the GPU, for example {first['other']}: the scheduler then "
+        "refuses that agent, whose log says why"
+    )
     return Check("lent-twice", "warn", found, fix)
 
 
 def _workers(rows: list[dict[str, Any]]) -> Check:
     if not rows:
-        return Check("workers", "warn", "none has joined", "start one: moorage worker")
+        return Check("workers", "warn", "no worker has joined", "start a worker: moorage worker")
     counts: dict[str, list[str]] = {}
     for row in rows:
         counts.setdefault(row["state"], []).append(row["worker"])
@@ -242,10 +311,15 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
     found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
     found += f" ({simulated} simulated)" if simulated else ""
     if "stale" in counts or "not-heard" in counts:
-        fix = "see the log of its moorage worker (of a moorage up: worker.log in its folder), and its way to the server"
+        fix = (
+            "read the log of each stale worker (with moorage up: worker.log in its data folder), and check its "
+            "connection to the NATS server"
+        )
         return Check("workers", "warn", found, fix)
     if "up" not in counts:
-        return Check("workers", "warn", found, "moorage fleet shows them; moorage worker starts one")
+        return Check(
+            "workers", "warn", found, "moorage fleet shows these workers; moorage worker starts another worker"
+        )
     return Check("workers", "ok", found)
 
 

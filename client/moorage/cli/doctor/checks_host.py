@@ -27,11 +27,11 @@ def settings() -> Check:
     except MoorageError as error:
         return failed("settings", error)
     if file is NO_FILE:
-        found = "no settings file: defaults, environment and flags"
+        found = "no settings file is used; settings come from defaults, environment variables and flags"
     else:
         found = f"{file.path}: {', '.join(f'[{name}]' for name in file.tables) or 'empty'}"
     if unread := unread_here(file):
-        return Check("settings", "warn", found, f"only moorage up reads this one: {unread}")
+        return Check("settings", "warn", found, f"only moorage up reads the moorage.toml of this folder: {unread}")
     return Check("settings", "ok", found)
 
 
@@ -60,11 +60,9 @@ def secrets() -> Check | None:
         fix = f"as the worker's user: mkdir -p -m 700 {folder}; chmod 700 {folder}; chmod 600 {folder}/*"
         return Check("secrets", "warn", trouble, fix)
     if is_open:
-        fix = (
-            "set secrets_for, which says which tenant may use which secret: moorage doctor --example has a line for it"
-        )
-        return Check("secrets", "warn", f"{folder}: every tenant may name every secret there", fix)
-    return Check("secrets", "ok", f"{folder}, for this user alone")
+        fix = "set secrets_for, which says which tenant may use which secret; moorage doctor --example shows its form"
+        return Check("secrets", "warn", f"every tenant may use every secret in {folder}", fix)
+    return Check("secrets", "ok", f"only this user can read the secrets in {folder}")
 
 
 def python() -> Check:
@@ -78,7 +76,12 @@ def uvloop() -> Check:
     try:
         return Check("uvloop", "ok", version("uvloop"))
     except PackageNotFoundError:
-        return Check("uvloop", "warn", "not installed", "pip install uvloop halves what a scheduler costs when idle")
+        return Check(
+            "uvloop",
+            "warn",
+            "uvloop is not installed",
+            "pip install uvloop: an idle scheduler then needs half the CPU time",
+        )
 
 
 def launcher() -> Check:
@@ -87,10 +90,13 @@ def launcher() -> Check:
 
     descriptor, why = open_compiled()
     if why:
-        fix = "jobs start some ms later: install gcc, then install moorage again, as root or as the worker's user"
+        fix = (
+            "without it each job starts some milliseconds later: install gcc, then install moorage again, as "
+            "root or as the worker's user"
+        )
         return Check("launcher", "warn", why, fix)
     os.close(descriptor)
-    return Check("launcher", "ok", "compiled")
+    return Check("launcher", "ok", "the compiled launcher starts jobs")
 
 
 def cgroup() -> Check:
@@ -99,7 +105,10 @@ def cgroup() -> Check:
     own = own_cgroup()
     if own is None:
         return Check(
-            "cgroup", "warn", "no cgroup v2 is mounted", "mount one: without it a worker proves ends by a process walk"
+            "cgroup",
+            "warn",
+            "no cgroup v2 is mounted",
+            "mount cgroup v2: without it a worker finds the processes of a job by reading /proc",
         )
     probe = own / f"moorage-doctor-{os.getpid()}"
     try:
@@ -109,10 +118,10 @@ def cgroup() -> Check:
         return Check(
             "cgroup",
             "warn",
-            f"{own} is not writable: {error.strerror}",
+            f"cgroup {own} is not writable: {error.strerror}",
             "run workers as root, or give their unit Delegate=yes",
         )
-    return Check("cgroup", "ok", f"v2 at {own}, writable")
+    return Check("cgroup", "ok", f"cgroup v2 at {own} is writable")
 
 
 async def nvml() -> Check:
@@ -121,13 +130,17 @@ async def nvml() -> Check:
     try:
         inventory = await open_nvml(open_timeout_s=NVML_S_MAX)
     except NvmlUnavailable as error:
-        return Check("nvml", "warn", str(error), "nvidia-smi must work here before a worker can lend these GPUs")
+        return Check(
+            "nvml", "warn", str(error), "a worker can offer this host's NVIDIA GPUs only if nvidia-smi works here"
+        )
     try:
         devices = inventory.devices()
         if inventory.faults:
-            return Check("nvml", "warn", "; ".join(inventory.faults), "reset or replace those devices")
+            return Check("nvml", "warn", "; ".join(inventory.faults), "reset or replace the GPUs that are named")
         names = ", ".join(sorted({device.name for device in devices}))
-        return Check("nvml", "ok", f"{many(len(devices), 'GPU')}: {names}" if devices else "no NVIDIA GPU here")
+        return Check(
+            "nvml", "ok", f"{many(len(devices), 'GPU')}: {names}" if devices else "this host has no NVIDIA GPU"
+        )
     finally:
         inventory.close()
 
@@ -163,6 +176,8 @@ async def limiter() -> Check | None:
     finally:
         inventory.close()
     if found:
-        fix = "on those GPUs launches come at a constant rate by the share, not by what jobs use: see the docs"
+        fix = (
+            "on those GPUs the limiter allows a constant rate of kernel launches, set by the share, not by measured use"
+        )
         return Check("limiter", "warn", "; ".join(found), fix)
-    return Check("limiter", "ok", "what each process uses of a GPU is known")
+    return Check("limiter", "ok", "the use of each GPU can be measured for each process")

@@ -31,8 +31,8 @@ _CLIENTS: Final = ("submitter", "observer", "worker")
 _ERR_NO_JETSTREAM_LEADER: Final = 10008
 _ERR_STREAM_NOT_FOUND: Final = 10059
 _SERVERS_MISSING: Final = (
-    "see which nats-servers of the cluster do not run, do not reach the others, or had a full disk (such a one is to be"
-    f" started again): {SERVERS_NEEDED}"
+    "find the nats-servers of the cluster that do not run or do not reach the others, and restart each server "
+    f"whose disk was full: {SERVERS_NEEDED}"
 )
 
 
@@ -82,7 +82,8 @@ def _round_trip(connection: Connection, milliseconds: float) -> Check:
             "nats",
             "warn",
             found,
-            f"run this closer to the server: leases and ledger appends need round trips below {ROUND_TRIP_MS_MAX:g} ms",
+            "run schedulers and workers closer to the server: leases and ledger appends need round trips "
+            f"below {ROUND_TRIP_MS_MAX:g} ms",
         )
     return Check("nats", "ok", found)
 
@@ -95,7 +96,7 @@ async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
         answer = (await connection.request(subject, b"", ANSWER_S_MAX)).data
         data: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
     except NoResponders:
-        return {"error": {"description": "there is no answer: it is off on this server, or in this account"}}
+        return {"error": {"description": "JetStream does not answer: it is off on this server, or in this account"}}
     except (MoorageError, msgspec.MsgspecError):
         return {}
     return data
@@ -104,25 +105,33 @@ async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
 def _user(info: dict[str, Any]) -> Check:
     data = info.get("data", {})
     if not data:
-        return Check("user", "ok", "unknown: this user may not ask the server for its own name")
-    bounds = "with permissions of its own" if data.get("permissions") else "without limits in its account"
-    return Check("user", "ok", f"{data.get('user', '?')} of account {data.get('account', '?')}, {bounds}")
+        return Check(
+            "user", "ok", "the name of this user is unknown: the server does not allow this user to ask for it"
+        )
+    bounds = (
+        "with permissions for certain subjects" if data.get("permissions") else "with all permissions in that account"
+    )
+    return Check("user", "ok", f"user {data.get('user', '?')} of account {data.get('account', '?')}, {bounds}")
 
 
 def _clock(info: dict[str, Any]) -> Check:
     from moorage.bus.jetstream import wall_seconds
 
     if not info:
-        return Check("clock", "ok", "not compared: this user may not ask for the server's time; a scheduler may")
+        return Check(
+            "clock",
+            "ok",
+            "this host's clock is not compared: this user may not ask for the server's time; a scheduler may",
+        )
     try:
         off_s = time.time() - wall_seconds(info["server"]["time"])
     except (KeyError, ValueError):
-        fix = "run chrony or ntpd on both: a scheduler's log tells of a clock that is off"
-        return Check("clock", "warn", "cannot be compared with the server's, which does not report its time", fix)
-    found = f"{age(abs(off_s) * 1000)} {'ahead of' if off_s > 0 else 'behind'} the server's"
+        fix = "run chrony or ntpd on this host and on the server's; a scheduler logs a warning if the clocks differ"
+        return Check("clock", "warn", "this host's clock cannot be compared: the server does not report its time", fix)
+    found = f"this host's clock is {age(abs(off_s) * 1000)} {'ahead of' if off_s > 0 else 'behind'} the server's"
     if abs(off_s) > CLOCK_OFF_S_MAX:
-        fix = "run chrony or ntpd: deadlines are handed over in wall time at a takeover"
-        return Check("clock", "warn", f"{found}, more than {CLOCK_OFF_S_MAX:g} s", fix)
+        fix = "run chrony or ntpd: at a takeover the next leader computes deadlines from its host's clock"
+        return Check("clock", "warn", f"{found}; at most {CLOCK_OFF_S_MAX:g} s is allowed", fix)
     return Check("clock", "ok", found)
 
 
@@ -136,30 +145,49 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
         info = await _asked(connection, f"{api}.STREAM.INFO.{stream}")
     if not info:
         if role_of(context) in (*_CLIENTS, "operator"):
-            return Check("jetstream", "ok", "this user needs none; only schedulers do")
-        return Check("jetstream", "warn", "this user may not ask for it", "submitters need none; schedulers do")
+            return Check("jetstream", "ok", "this user needs no JetStream; only schedulers do")
+        return Check(
+            "jetstream",
+            "warn",
+            "this user may not ask for the state of JetStream",
+            "submitters need no JetStream; schedulers do",
+        )
     if error := info.get("error"):
         found = str(error.get("description", error))
         if error.get("err_code") == _ERR_STREAM_NOT_FOUND:
-            return Check("jetstream", "ok", f"it answers: {is_about}: {found}, as before the first scheduler")
+            return Check(
+                "jetstream",
+                "ok",
+                f"JetStream answers; {is_about}: {found}, as is normal before the first scheduler has run",
+            )
         if error.get("err_code") == _ERR_NO_JETSTREAM_LEADER:
             return Check("jetstream", "fail", found, _SERVERS_MISSING)
-        fix = "turn it on: jetstream {} in the server's file, and jetstream: enabled in the account; a ledger needs it"
+        fix = (
+            "turn JetStream on: jetstream {} in the server's file, and jetstream: enabled in the account; the "
+            "ledger needs it"
+        )
         return Check("jetstream", "warn", found, fix)
     if (state := info.get("state")) is not None:
-        return Check("jetstream", "ok", f"it answers: {is_about} holds {many(state['messages'], 'message')}")
-    return Check("jetstream", "ok", f"{many(info['streams'], 'stream')}, {info['storage'] // 1024} KiB on disk")
+        return Check(
+            "jetstream", "ok", f"JetStream answers; its stream {is_about} has {many(state['messages'], 'message')}"
+        )
+    return Check(
+        "jetstream",
+        "ok",
+        f"JetStream answers; the account has {many(info['streams'], 'stream')} with {info['storage'] // 1024} "
+        "KiB on disk",
+    )
 
 
 def _sync(context: Context) -> Check:
     """Only the server of a `moorage up` shows its file; of others a client cannot see it."""
-    hint = "see that sync_interval is always on the ledger's servers, as moorage admin nats-config writes it"
+    hint = "set sync_interval: always on the ledger's nats-servers, as moorage admin nats-config writes it"
     conf = _conf_of_ours(context)
     if conf is not None:
         always = "sync_interval: always" in _head(conf)
-        found = f"sync_interval {'always' if always else 'is not always'}, in {conf}"
+        found = f"sync_interval is {'always' if always else 'not always'} in {conf}"
         return Check("sync", "ok", found) if always else Check("sync", "warn", found, hint)
-    return Check("sync", "warn", "a client cannot see whether the server syncs each write", hint)
+    return Check("sync", "warn", "a client cannot see whether the nats-server syncs each write to disk", hint)
 
 
 def _conf_of_ours(context: Context) -> Path | None:
@@ -176,7 +204,12 @@ def _disk(conf: Path) -> Check:
     found = disk.text(conf.parent)
     if disk.free >= DISK_FREE_MIN:
         return Check("disk", "ok", found)
-    return Check("disk", "fail", found, "free space there: moorage up then goes on by itself, and nothing is lost")
+    return Check(
+        "disk",
+        "fail",
+        found,
+        "free disk space there; moorage up then accepts jobs again without a restart, and no accepted job is lost",
+    )
 
 
 def _head(path: Path) -> str:

@@ -58,7 +58,7 @@ def _show_settings(options: Options) -> int:
     from moorage.schemas.settings import NO_FILE, shown
 
     file = the_file()
-    say(f"settings file: {file.path}" if file is not NO_FILE else "settings file: none")
+    say(f"settings file: {file.path}" if file is not NO_FILE else "no settings file is used")
     every = list(effective(file))
     if options.json:
         for found in every:

@@ -39,8 +39,8 @@ def hold(
         if not _one_of(jobs, queue, "hold"):
             done = await client.admin.hold(why=why)
             if not options.shown(done, [done]):
-                gpus = f", its jobs on {many(done.gpus, 'GPU')} go on" if done.gpus else ""
-                tell(f"tenant {done.tenant}\t{_now('held', done)}{_by(done.hold)}{gpus}")
+                gpus = f", its running jobs ({many(done.gpus, 'GPU')}) go on" if done.gpus else ""
+                tell(f"tenant {done.tenant}\tqueue {_now('on hold', done)}{_by(done.hold)}{gpus}")
                 say(f"undo: moorage admin release --queue --tenant {done.tenant}")
             return None
         await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held)
@@ -52,8 +52,8 @@ def hold(
 
 
 def _held(done: Done) -> str:
-    goes_on = f", {many(done.members, 'replica')} of it {_goes(done.members)} on" if done.members else ""
-    return f"{_now('held', done)}{_by(done.hold)}, is {done.state}{goes_on}"
+    goes_on = f", {many(done.members, 'running replica')} {_goes(done.members)} on" if done.members else ""
+    return f"{_now('on hold', done)}{_by(done.hold)}, the job is {done.state}{goes_on}"
 
 
 def release(
@@ -83,12 +83,12 @@ def release(
             done = await client.admin.release_worker(worker, slots=gpu or None, why=why)
             if not options.shown(done, [done]):
                 gpus = ", ".join(map(str, done.slots))
-                tell(f"{worker}\t{f'GPU {gpus} released' if done.changed else 'has nothing to release'}")
+                tell(f"{worker}\t{f'GPU {gpus} released' if done.changed else 'has no unhealthy GPU to release'}")
             return None
         if not _one_of(jobs, queue, "release"):
             done = await client.admin.release(why=why)
             if not options.shown(done, [done]):
-                tell(f"tenant {done.tenant}\t{'released' if done.changed else 'was not held'}")
+                tell(f"tenant {done.tenant}\t{'queue released' if done.changed else 'queue was not on hold'}")
             return None
         await _each(client, jobs, lambda name: client.admin.release(name, why=why), options, _released)
         return None
@@ -97,7 +97,7 @@ def release(
 
 
 def _released(done: Done) -> str:
-    return f"{'released' if done.changed else 'was not held'}, is {done.state}"
+    return f"{'released' if done.changed else 'was not on hold'}, the job is {done.state}"
 
 
 def requeue(
@@ -120,7 +120,7 @@ def requeue(
 
 def _requeued(done: Done) -> str:
     did = f"requeued {many(done.members or 0, 'replica')}" if done.changed else "unchanged"
-    return f"{did}, was {done.state}"
+    return f"{did}, the job was {done.state}"
 
 
 def freeze(
@@ -145,8 +145,8 @@ def freeze(
 
 
 def _freezes(done: Done) -> str:
-    did = f"{many(done.members or 0, 'replica')} asked to freeze" if done.changed else "asked already"
-    return f"{did}, was {done.state}"
+    did = f"{many(done.members or 0, 'replica')} asked to freeze" if done.changed else "was asked before"
+    return f"{did}, the job was {done.state}"
 
 
 def resume(
@@ -167,8 +167,8 @@ def resume(
 
 
 def _resumes(done: Done) -> str:
-    did = f"{many(done.members or 0, 'replica')} asked to run on" if done.changed else "unchanged"
-    return f"{did}, was {done.state}"
+    did = f"{many(done.members or 0, 'replica')} asked to resume" if done.changed else "unchanged"
+    return f"{did}, the job was {done.state}"
 
 
 def priority(
@@ -187,7 +187,7 @@ def priority(
 
 
 def _prioritized(done: Done) -> str:
-    return f"priority {done.priority}{'' if done.changed else ' already'}, is {done.state}"
+    return f"priority {done.priority}{'' if done.changed else ' already'}, the job is {done.state}"
 
 
 def resize(
@@ -219,9 +219,9 @@ def resize(
 
 #: how attempts take a new part, as the command says it
 _TAKES: Final = {
-    "live": "at once: the limiter holds it",
-    "next-attempt": "with its next attempt: MPS keeps what runs to what it started with",
-    "counted": "counted only: nothing tells its processes",
+    "live": "at once: the limiter enforces the new share",
+    "next-attempt": "with the next attempt: MPS cannot change the share of a running process",
+    "counted": "in the scheduler's count only: no limiter enforces the share on the running processes",
 }
 
 
@@ -231,7 +231,7 @@ def _resized(done: Done) -> str:
     part = f"{done.resized.compute_percent} % of compute"
     part += f", {done.resized.memory_mib} MiB of memory" if done.resized.memory_mib else ""
     takes = [f"{many(count, 'attempt')} {_TAKES.get(how, how)}" for how, count in sorted(done.resized.attempts.items())]
-    return "; ".join([f"{part} of each GPU{'' if done.changed else ' already'}, is {done.state}", *takes])
+    return "; ".join([f"{part} of each GPU{'' if done.changed else ' already'}, the job is {done.state}", *takes])
 
 
 def limit(
@@ -256,7 +256,10 @@ def limit(
         if not options.shown(done, [done]):
             tell(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
             if done.limit is not None and 0 < done.limit.gpus < done.gpus:
-                say(f"{many(done.gpus, 'GPU')} leased now: nothing starts until fewer than {done.limit.gpus} are")
+                say(
+                    f"the tenant leases {many(done.gpus, 'GPU')} now: none of its jobs starts until it leases "
+                    f"fewer than {done.limit.gpus}"
+                )
         return None
 
     return guarded(options, lambda: with_client(_of_a_tenant(options, "limit"), work))
@@ -393,12 +396,16 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
     is_zero = word.isdecimal()
     raise rejected(
         "invalid-argument",
-        f"{option} {word} is not a limit" + (": nothing of a tenant starts while its queue is held" if is_zero else ""),
+        f"{option} {word} is not a limit"
+        + ((": no job of a tenant starts while its queue is on hold") if is_zero else ""),
         found=word,
         allowed="a number above 0, or none",
-        next=f"moorage admin hold --queue --tenant {tenant} to stop it; {option} none to lift its limit"
+        next=(
+            f"moorage admin hold --queue --tenant {tenant} to let none of its jobs start; {option} none to remove "
+            "its limit"
+        )
         if is_zero
-        else f"{option} 16, or {option} none to lift it",
+        else f"{option} 16, or {option} none to remove the limit",
     )
 
 
@@ -422,7 +429,7 @@ def _by(hold: Hold | None, head: str = " by ") -> str:
 def beyond_fleet(gpus: int, fleet: Mapping[str, Any]) -> str:
     """Return a warning if a guarantee is above the GPUs that the fleet has, else an empty text."""
     there = sum(worker["gpus"] for worker in fleet["workers"])
-    return f"warning[share]: {many(gpus, 'GPU')} guaranteed, and the fleet has {there}" if gpus > there else ""
+    return f"warning[share]: {many(gpus, 'GPU')} guaranteed, but the fleet has only {there}" if gpus > there else ""
 
 
 def _bounds(limit: Limit | None) -> str:

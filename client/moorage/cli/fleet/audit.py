@@ -22,11 +22,11 @@ APART_S: Final = 4.5
 
 #: what a kind of drift means
 KINDS: Final[dict[str, str]] = {
-    "ledger-only": "the ledger says it runs there, the worker does not hold it",
-    "worker-only": "the worker holds it, the ledger does not know it",
-    "silent": "the worker has not renewed since this scheduler became leader",
+    "ledger-only": "the ledger says that the attempt runs there, but the worker does not have it",
+    "worker-only": "the worker has the attempt, but the ledger does not",
+    "silent": "the worker has not renewed its lease since this scheduler became leader",
     "nvml-foreign": "a process uses a device that is not leased",
-    "nvml-memory": "memory is in use on a device that is not leased, and no process is seen there",
+    "nvml-memory": "memory is in use on a device that is not leased, but NVML shows no process there",
     "nvml-missing": "a leased device does not answer its driver",
 }
 SILENT_SHOWN_MAX: Final = 5
@@ -65,7 +65,7 @@ def audit(
             say(_summary(answer.data))
             _tell_silent(answer.data)
             return 0
-        say(f"drift: {many(len(standing), 'difference')}; {_summary(answer.data)}")
+        say(f"drift: {many(len(standing), 'difference')} between ledger and workers; {_summary(answer.data)}")
         _tell_silent(answer.data)
         say(_fix_after_once() if quick else _fix(standing))
         return EXIT_DRIFT
@@ -109,9 +109,9 @@ def _tell_silent(data: dict[str, Any]) -> None:
     silent = data.get("not_looked", [])
     if silent:
         shown = ", ".join(silent[:SILENT_SHOWN_MAX]) + (", …" if len(silent) > SILENT_SHOWN_MAX else "")
-        say(f"warning[audit]: {many(len(silent), 'worker')} did not look at its devices in time: {shown}")
+        say(f"warning[audit]: {many(len(silent), 'worker')} did not check the devices in time: {shown}")
     if data.get("left_out"):
-        say(f"warning[audit]: {data['left_out']} more findings on devices were left out")
+        say(f"warning[audit]: {data['left_out']} more differences on devices are not shown")
 
 
 def _summary(data: dict[str, Any]) -> str:
@@ -120,13 +120,13 @@ def _summary(data: dict[str, Any]) -> str:
         many(data["members"], "attempt"),
         f"{data['leases']} GPUs leased",
     )
-    return ("no drift: " if not data["drift"] else "looked at ") + ", ".join(parts)
+    return ("no drift: " if not data["drift"] else "compared ") + ", ".join(parts)
 
 
 def _fix_after_once() -> str:
     return (
-        "fix: run moorage audit without --quick, which asks twice; a difference that "
-        "is there both times is drift, and it says what to do"
+        "fix: run moorage audit without --quick: it compares twice, calls a difference that is "
+        "there both times drift, and prints a fix"
     )
 
 
@@ -134,8 +134,12 @@ def _fix(standing: Iterable[_Key]) -> str:
     worker, kind, member = next(iter(standing))
     if kind == "nvml-foreign":
         return (
-            f"fix: end it, or let it borrow its GPU by a lease; moorage cordon {worker} keeps new jobs away until then"
+            "fix: end that process, or let it borrow the GPU from the worker; until then moorage cordon "
+            f"{worker} keeps new jobs away"
         )
     if kind in ("nvml-memory", "nvml-missing"):
-        return f"fix: moorage cordon {worker} keeps new jobs away; see what nvidia-smi says there of {member}"
-    return f"fix: moorage cordon {worker} keeps new jobs away; look into the worker's log, then restart its agent"
+        return (
+            f"fix: moorage cordon {worker} keeps new jobs away; run nvidia-smi on that host to see the state of "
+            f"{member}"
+        )
+    return f"fix: moorage cordon {worker} keeps new jobs away; read that worker's log, then restart its agent"

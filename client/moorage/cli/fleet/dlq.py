@@ -68,7 +68,10 @@ def show(letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *
             ("message", data["body"] + ("  (no text; --json has its bytes)" if "data" in data else "")),
         ]
         tell(facts(told))
-        say(f"fixed? moorage dlq resend {data['sequence']} -f FILE; not wanted: moorage dlq drop {data['sequence']}")
+        say(
+            f"to submit a corrected request: moorage dlq resend {data['sequence']} -f FILE; to delete this "
+            f"request: moorage dlq drop {data['sequence']}"
+        )
         return None
 
     return with_client(options, work)
@@ -96,7 +99,9 @@ def resend(
     async def work(client: AsyncClient) -> int | None:
         chosen = await _chosen(client, letters, options)
         if body is not None and len(chosen) != 1:
-            raise _rejected(f"a file replaces one request, and {len(chosen)} are meant", "name one letter")
+            raise _rejected(
+                f"a file replaces one request, but {len(chosen)} dead letters are named", "name one dead letter"
+            )
         return await _each(chosen, lambda each: client.admin.resend(each, body=body, why=why), options, _resent)
 
     return with_client(options, work)
@@ -112,7 +117,7 @@ def drop(
     async def work(client: AsyncClient) -> int | None:
         chosen = await _chosen(client, letters, options)
         return await _each(
-            chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped", "not there"
+            chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped", "not found"
         )
 
     return with_client(options, work)
@@ -141,7 +146,7 @@ async def _each(
     act: Callable[[int], Awaitable[dict[str, Any]]],
     options: RowOptions,
     told: Callable[[dict[str, Any]], str],
-    failing: str = "refused again or gone",
+    failing: str = "refused again or no longer there",
 ) -> int:
     from moorage.client.errors import NotFound, Rejected
 
@@ -158,15 +163,15 @@ async def _each(
         if not options.shown({"kind": "answer", "verb": "dlq", "data": done}, [done]):
             tell(f"{letter}\t{told(done)}")
     if len(chosen) != 1 and not (options.json or options.format):
-        say(many(len(chosen), "letter") + (f", {failed} {failing}" if failed else ""))
+        say(many(len(chosen), "dead letter") + (f", {failed} {failing}" if failed else ""))
     return EXIT_FAILED if failed else 0
 
 
 def _resent(done: dict[str, Any]) -> str:
     answer = done["answer"]
     if done["verb"] == "cancel":
-        return f"cancel sent again for tenant {done['tenant']}"
-    return f"{answer['job']} of tenant {done['tenant']} is {answer['state']}"
+        return f"the cancel was sent again for tenant {done['tenant']}"
+    return f"job {answer['job']} of tenant {done['tenant']} is {answer['state']}"
 
 
 def _short(text: str) -> str:

@@ -260,7 +260,10 @@ class _Scraped:
                 found = await _ask(self._client)
         except (MoorageError, TimeoutError) as error:
             if self._answered:
-                say(f"no leader answers: {error or f'not within {ANSWER_S_MAX:g} s'}")
+                say(
+                    "no leader answers, so the metrics of the fleet are missing: "
+                    f"{error or f'not within {ANSWER_S_MAX:g} s'}"
+                )
             self._answered = False
             return None, [], {}, []
         if not self._answered:

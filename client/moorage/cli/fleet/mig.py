@@ -73,17 +73,20 @@ def mig(
             changed = await _in_time(lambda: found.change(wanted))
             slices = await _listed(client, worker, (uuid, pci), sorted(wanted))
         except BaseException:
-            say(f"{worker} stays drained; moorage uncordon {worker} opens it")
+            say(f"worker {worker} stays drained; moorage uncordon {worker} opens it for jobs again")
             raise
         if was_open:
             await client.uncordon(worker)
         if options.json:
             emit({"kind": "mig", "worker": worker, "gpu": uuid, "changed": changed, "slices": slices})
             return
-        done = "is so already" if not changed else many(len(slices), "slice") if slices else "whole"
+        done = "has this MIG layout already" if not changed else many(len(slices), "slice") if slices else "whole"
         tell(f"{worker}\tGPU {gpu}\t{done}" + "".join(f"\n{each['profile']}\t{each['uuid']}" for each in slices))
         if not was_open:
-            say(f"{worker} was not open before, and is not now: moorage uncordon {worker}")
+            say(
+                f"worker {worker} was drained or cordoned before, and still is: moorage uncordon {worker} opens "
+                "it for jobs"
+            )
 
     return with_client(options, work)
 
@@ -118,7 +121,7 @@ async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
         for at, (uuid, pci) in enumerate(known):
             if gpu.lower() in (str(at), uuid.lower(), *names_of(uuid, pci, ())):
                 if all(uuid != device["uuid"] and pci != device.get("pci") for device in row["devices"]):
-                    why = f"GPU {gpu} of this host is none of the worker's"
+                    why = f"the worker does not offer GPU {gpu} of this host"
                     raise rejected(
                         "failed-precondition", why, found=row["worker"], next="run this on the worker's host"
                     )
@@ -148,8 +151,8 @@ async def _emptied(client: AsyncClient, worker: str, limit_s: float) -> None:
         if row["flag"] == "draining" and not row["members"] and not used:
             return
         if time.monotonic() >= ends_s:
-            why = f"after {age(int(limit_s * 1000))} there is still work on the worker"
-            raise rejected("failed-precondition", why, found=row["cells"], next=f"moorage fleet {worker} shows it")
+            why = f"the worker still has jobs or used GPUs after {age(int(limit_s * 1000))}"
+            raise rejected("failed-precondition", why, found=row["cells"], next=f"moorage fleet {worker} shows them")
         words = f"waiting for {many(row['members'], 'job')} and {many(used, 'GPU')} in use on {worker}"
         if words != told:
             say(words)

@@ -97,7 +97,7 @@ def nats_config(
         try:
             written = write(site, out.absolute(), store)
         except OSError as error:
-            raise cannot_write(error.filename or out, error.strerror, "name a folder of yours with --out") from None
+            raise cannot_write(error.filename or out, error.strerror, "name another folder with --out") from None
         if json:
             emit({"kind": "nats-config", "folder": str(out.absolute()), **written})
         else:
@@ -181,7 +181,10 @@ def _server(text: str) -> Server:
     found = _SERVER.fullmatch(text)
     port = int(found["port"] or PORT_DEFAULT) if found else 0
     if found is None or not 0 < port <= port_max or not _is_address(found["six"]):
-        raise ValueError(f"{text!r} is not a server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most {port_max}")
+        raise ValueError(
+            f"{text!r} is not the address of a server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most "
+            f"{port_max}"
+        )
     return Server(found["six"] or found["host"], port)
 
 
@@ -199,20 +202,27 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         tell(f"{out.absolute() / CONTEXTS}/{name}.json")
     for name in written["variables"]:
         tell(f"${name}")
-    say(f"{many(len(site.identities), 'user')}, {many(len(written['keys']), 'new key')}")
+    say(f"configuration for {many(len(site.identities), 'user')}, {many(len(written['keys']), 'new key')}")
     if gone := written["left_out"]:
         names = ", ".join(gone[:GONE_MAX]) + (f" and {len(gone) - GONE_MAX} more" if len(gone) > GONE_MAX else "")
-        say(f"warning: no longer in it, and cut off when the server reads it: {names}; name them again to keep them")
+        say(
+            "warning: users that are no longer in the configuration lose access when the server reads it: "
+            f"{names}; to keep a user, name it again"
+        )
     if site.clustered:
         say(
-            "note: submitters may only use the submit endpoint: in a replicated stream one false header stops the queue"
+            "note: submitters may submit to the scheduler only, not to the durable queue: in a replicated "
+            "stream one message with a wrong header stops the queue"
         )
     elif site.shared:
-        say("note: submitters may only use the submit endpoint: the durable queue needs an account for each tenant")
+        say(
+            "note: submitters may submit to the scheduler only, not to the durable queue, which needs an account "
+            "for each tenant"
+        )
     first = written["configuration"][1]
     say(f"next: nats-server -c {first}")
     if not is_first:
         again = " && ".join(["nats-server --signal reload"] * RELOADS)
-        say(f"      or where it runs: {again} (both: the scheduler sees a new tenant after the second)")
+        say(f"      or, where nats-server runs already: {again} (twice: a new tenant works after the second reload)")
     if site.auth != "env":
         say(f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}")

@@ -69,14 +69,14 @@ def _check_order(within: str | None, last: str | None) -> None:
     message = (
         f"--for {last} is not a length of time"
         if within is None
-        else f"--for {last} ends it before --within {within} is over"
+        else f"--for {last} ends the drain before the time --within {within} has passed"
     )
     raise rejected(
         "invalid-argument",
         message,
         found=last,
         allowed=f"more than {within or '0s'}",
-        next="both are counted from where the drain begins: now, or --from",
+        next="both times begin when the drain begins: now, or at the time of --from",
     )
 
 
@@ -87,12 +87,12 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
     parts = ["draining"]
     if begin:
         in_s = seconds_until(begin, asked)
-        parts = [f"drained from {day_and_time(asked + timedelta(seconds=in_s), asked)}, in {age(in_s * 1000)}"]
+        parts = [f"draining begins {day_and_time(asked + timedelta(seconds=in_s), asked)}, in {age(in_s * 1000)}"]
     if within:
         after = _with_unit(within)
-        parts.append(f"to be empty {after} after that" if begin else f"to be empty within {after}")
+        parts.append(f"empty {after} after that at the latest" if begin else f"empty within {after} at the latest")
     if last:
-        parts.append(f"open again {_with_unit(last)} after{' it began' if within else ''}")
+        parts.append(f"open again {_with_unit(last)} after{' the drain begins' if within else ''}")
     return parts
 
 
@@ -132,7 +132,7 @@ def _tell(options: Options, worker: str, done: dict[str, Any], told: str, *, und
 
 def _on_it(done: dict[str, Any]) -> str:
     members = done.get("members", 0)
-    return f", {many(members, 'member')} on it" if members else ""
+    return f", {many(members, 'attempt')} on this worker" if members else ""
 
 
 def _goes_on(done: dict[str, Any]) -> str:

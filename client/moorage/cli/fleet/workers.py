@@ -71,7 +71,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
             "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
         )
     if "devices" not in row:
-        raise rejected("failed-precondition", "the scheduler's release does not report devices")
+        raise rejected("failed-precondition", "the leader is of an older release that does not report devices")
     if not options.shown(answer, row["devices"]):
         cells = row["cells"]
         rows = [
@@ -95,7 +95,9 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
 def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
     """The sharing modes for which a worker keeps some of its devices: a line for each of those."""
     return [
-        f"GPU {device['slot']}: kept for {' and '.join(device['modes'])}" for device in devices if device.get("modes")
+        (f"GPU {device['slot']}: only for jobs with {' or '.join(device['modes'])}")
+        for device in devices
+        if device.get("modes")
     ]
 
 
@@ -113,7 +115,7 @@ def _fleet(data: dict[str, Any]) -> None:
     workers = data["workers"]
     if not workers:
         say("no worker has joined")
-        say("fix: start one with moorage worker, or try moorage up --simulate 4x8xH100")
+        say("fix: start a worker with moorage worker, or simulated workers with moorage up --simulate 4x8xH100")
         return
     tell(
         table(
@@ -149,7 +151,10 @@ def _fleet(data: dict[str, Any]) -> None:
             rows.append([token, row["free"], row["gpus"], row["model"]])
         tell("")
         tell(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
-    line = f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} queued  {data['live_jobs']} live"
+    line = (
+        f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} replicas queued  {data['live_jobs']} "
+        "jobs not ended"
+    )
     if any(worker["simulated"] for worker in workers):
         line = "sim  " + line
     say(paint(folded(f"{line}\n{_kept(data)}\n{LEGEND}", sys.stderr), "dim", sys.stderr))
@@ -185,8 +190,10 @@ def _kept(data: dict[str, Any]) -> str:
     """Return how long what is over is kept, and how far back that reaches now."""
     keeps, window_ms = data["keeps"], data["finished_window_ms"]
     reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
-    finished = f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}{reaches}"
-    history = f"history {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    finished = (
+        f"finished jobs in memory {data['finished_kept']}, each for {age(keeps['finished_keep'] * 1000)}{reaches}"
+    )
+    history = f"history of jobs for {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
     return f"{finished}  {history}"
 
 

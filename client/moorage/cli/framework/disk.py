@@ -15,7 +15,7 @@ ROOM_AGAIN: Final = 2 * DISK_FREE_MIN
 #: statvfs(3) tells nobody when its answer changes, so it is asked
 LOOK_S: Final = 2.0
 #: what helps, for whoever asks meanwhile
-ROOM: Final = "free space there: moorage up then goes on by itself, and no accepted job is lost"
+ROOM: Final = "free disk space there; moorage up then accepts jobs again without a restart, and no accepted job is lost"
 
 
 class Disk(NamedTuple):
@@ -25,7 +25,7 @@ class Disk(NamedTuple):
     size: int
 
     def text(self, folder: Path) -> str:
-        return f"{self.free >> 20:,} of {self.size >> 20:,} MiB free at {folder}"
+        return f"{self.free >> 20:,} of {self.size >> 20:,} MiB are free at {folder}"
 
 
 def disk_of(folder: Path) -> Disk:
@@ -46,7 +46,7 @@ def full_disk_of(message: str) -> str | None:
         disk = disk_of(folder)
     except OSError:
         return None
-    return f"the disk is full: {disk.text(folder)}" if disk.free < DISK_FREE_MIN else None
+    return f"the disk of moorage up is full: {disk.text(folder)}" if disk.free < DISK_FREE_MIN else None
 
 
 async def watch_disk(folder: Path, say: Callable[[str], None], room_again: Callable[[], None]) -> None:
@@ -59,12 +59,13 @@ async def watch_disk(folder: Path, say: Callable[[str], None], room_again: Calla
             disk = Disk(ROOM_AGAIN, ROOM_AGAIN)
         if not is_full and disk.free < DISK_FREE_MIN:
             is_full = True
-            say(f"the disk is full: {disk.text(folder)}")
+            say(f"the disk of moorage up is full: {disk.text(folder)}")
             say(
-                "no job is accepted until there is room; accepted jobs are kept. Free space there: no restart is needed"
+                "the scheduler accepts no job until the disk has space; no accepted job is lost. Free space "
+                "there: no restart is needed"
             )
         elif is_full and disk.free >= ROOM_AGAIN:
             is_full = False
-            say(f"the disk has room again, and jobs are accepted again: {disk.text(folder)}")
+            say(f"the disk of moorage up has space again, and the scheduler accepts jobs again: {disk.text(folder)}")
             room_again()
         await asyncio.sleep(LOOK_S)

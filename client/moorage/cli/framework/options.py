@@ -168,7 +168,10 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
     if subject.endswith(".admin.fleet"):
         return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
     if ".api." in subject and subject.endswith(".usage"):
-        old = "an operator's key of before 0.3 lacks this right, and one that moorage admin nats-config makes has it"
+        old = (
+            "an operator's key that was made before 0.3 lacks this permission; moorage admin nats-config makes a "
+            "key with it"
+        )
         return NotPermitted(msgspec.structs.replace(told, next=old), ("moorage usage --all: works with that key, too",))
     return error
 
@@ -191,7 +194,7 @@ def client_of(options: Options) -> AsyncClient:
         nonlocal told
         if not told:
             told = True
-            console.say(f"no scheduler answers yet, asking again (for up to {timeout})")
+            console.say(f"no scheduler answers yet; this command asks again for up to {timeout}")
 
     return AsyncClient(
         options.nats,

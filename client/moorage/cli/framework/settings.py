@@ -87,7 +87,7 @@ def unread_here(read: SettingsFile) -> str:
     here = file_here()
     if here is None or (read is not NO_FILE and here.samefile(read.path)):
         return ""
-    return f"{here} is not read; to read it: --settings {here.name}, or {FILE_VARIABLE}={here}"
+    return f"{here} is not read; to read this file: --settings {here.name}, or {FILE_VARIABLE}={here}"
 
 
 def client_settings(env: Mapping[str, str] | None = None) -> dict[str, Any]:

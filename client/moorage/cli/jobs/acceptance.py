@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 #: what a warning means that is a code alone
 _WARNINGS: Final = {
-    "cancelled-before": "a cancel of this id came before it, so it is CANCELLED; submit it under another id",
+    "cancelled-before": (
+        "this id was cancelled before the job was submitted, so the job is CANCELLED; submit it under another id"
+    ),
 }
 
 
@@ -24,18 +26,20 @@ def say_interrupted(jobs: Sequence[str | None]) -> None:
     """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again."""
     if len(jobs) == 1:
         job = jobs[0]
-        say(f"interrupted before the answer: {job} may have been accepted")
-        say(f"  look: moorage show {job}   cancel: moorage cancel {job}")
+        say(f"interrupted before the scheduler answered: job {job} may have been accepted")
+        say(f"  check: moorage show {job}   cancel: moorage cancel {job}")
     else:
-        say(f"interrupted before the answer: any of the {len(jobs)} jobs may have been accepted")
-        say("  look: moorage ls; jobs that have an id in the file can be sent again: they are the same jobs")
+        say(f"interrupted before the scheduler answered: any of the {len(jobs)} jobs may have been accepted")
+        say(
+            "  check: moorage ls; jobs that have an id in the file can be submitted again: no job is then created twice"
+        )
 
 
 def say_accepted(job: Job, request: Request) -> None:
     """What the scheduler answered, and how to follow the job."""
     accepted = job.accepted
     assert accepted is not None
-    known = f"known already, {accepted.state}" if accepted.duplicate else "accepted"
+    known = f"a job with this id and content exists already, {accepted.state}" if accepted.duplicate else "accepted"
     without = "no GPU" if request.replicas == 1 else f"{request.replicas} replicas without GPUs"
     asks = format_token(request.effective_gpu, request.replicas) if request.effective_gpu else without
     say(f"{known}: {asks}, ledger record {accepted.ledger}")
@@ -54,4 +58,4 @@ def tell_warning(warning: str) -> None:
     """One of those that an acceptance or a plan has: a code, and mostly more behind a colon."""
     code, _, text = warning.partition(":")
     text = text.strip() or _WARNINGS.get(code, "see moorage explain")
-    say(f"warning[{code}]: {'no known worker could run it: ' if code == 'no-match' else ''}{text}")
+    say(f"warning[{code}]: {'no known worker could run this job: ' if code == 'no-match' else ''}{text}")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _LOOK: Final = {
     "FAILED": "moorage logs {job}",
     "TIMED_OUT": FIXES["timeout"],
-    "EXPIRED": "give it more time than it waited: moorage show {job}; moorage fleet shows what is free",
-    "REJECTED": "ask for what moorage fleet shows, or leave out --on-no-match",
+    "EXPIRED": "let the job wait longer than it did: moorage show {job}; moorage fleet shows which GPUs are free",
+    "REJECTED": "ask for GPUs that moorage fleet shows, or leave out --on-no-match",
 }
 #: with fewer runs seen no start is said to hold nine times in ten
 RUNS_SURE: Final = 20
@@ -148,7 +148,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         ("starts", starts(data)),
         ("workers", _steps(data.get("workers_left", {}))),
         *[("held by", holder) for holder in data.get("held_by", [])],
-        *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
+        *[("avoids", f"{device}, which failed while this job ran on it") for device in data.get("avoids", [])],
         ("refused by", ", ".join(data.get("refused_by", []))),
         *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
     ]
@@ -159,17 +159,20 @@ def _place(data: dict[str, Any]) -> str:
     place = f"{place_of(data)}{_age(data)}"
     if "turn" not in data:
         return place
-    return f"{place}, by arrival; its tenant's turn is the {ordinal(data['turn'])} of {data['tenants']}"
+    return f"{place}, by arrival; its tenant is served as the {ordinal(data['turn'])} of {data['tenants']} tenants"
 
 
 def _age(data: dict[str, Any]) -> str:
     if "counts_as" not in data:
         return ""
-    return f"; having waited {age(data['waited_ms'])}, its priority {data['priority']} counts as {data['counts_as']}"
+    return (
+        f"; after a wait of {age(data['waited_ms'])} its priority {data['priority']} has the effective value "
+        f"{data['counts_as']}"
+    )
 
 
 def starts(data: dict[str, Any]) -> str:
-    """When it starts, as far as that is known: `in about 4m (within 11m nine times in ten, by 40 runs seen)`."""
+    """When it starts, as far as known: `in about 4m (with 90 % probability within 11m, from 40 earlier runs)`."""
     if "starts_in_ms" in data:
         return f"not before {age(data['starts_in_ms'])} from now"
     band = data.get("starts")
@@ -181,17 +184,19 @@ def starts(data: dict[str, Any]) -> str:
 def _known_by(band: dict[str, int]) -> str:
     """Return how well a start is known: the bound of nine in ten is given only once enough runs were seen."""
     runs, p90_ms = band.get("runs", 0), band.get("p90_ms")
-    seen = f"by {many(runs, 'run')} seen"
+    seen = f"from {many(runs, 'earlier run')}"
     if runs >= RUNS_SURE:
-        return f" (within {age(p90_ms)} nine times in ten, {seen})" if p90_ms is not None else f" ({seen})"
+        return f" (with 90 % probability within {age(p90_ms)}, {seen})" if p90_ms is not None else f" ({seen})"
     if runs:
         return f" (the median, {seen})"
     # nothing was learned: what bounds it are time limits, and the graces of who was asked to end
-    return f" (at most {age(p90_ms)}, by time limits and graces)" if p90_ms is not None else ""
+    return f" (at the latest in {age(p90_ms)}, from time limits and grace periods)" if p90_ms is not None else ""
 
 
 def _leaving(row: dict[str, Any]) -> str:
-    return f"{row['worker']} in {age(row['in_ms'])}: it is drained" + (f" ({row['why']})" if row["why"] else "")
+    return (f"{row['worker']} in {age(row['in_ms'])}: this worker is drained") + (
+        f" ({row['why']})" if row["why"] else ""
+    )
 
 
 def _steps(left: dict[str, int]) -> str:
@@ -213,7 +218,7 @@ def fix_lines(data: dict[str, Any]) -> list[str]:
     if tried or not fix:
         return tried
     if data["reason"] == HELD.name and "tenant" in data:
-        return [f"fix: an operator lets it go on: {_release(data)}"]
+        return [f"fix: ask an operator to end the hold: {_release(data)}"]
     return [f"fix: {fix.format(job=data['job'], asks=data.get('asks', ''))}"]
 
 
@@ -228,9 +233,9 @@ def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
         return f"fix: {fix['say']}: {fix['command']}"
     words = as_words(fix)
     if "tenant" not in data:
-        return f"fix: starts now with: {fix['say']}   {words}"
+        return f"fix: the job starts now with {fix['say']}   {words}"
     from moorage.client.tenant import find_tenant
 
     tenant = data["tenant"]
     of = "" if tenant == find_tenant() else f" --tenant {tenant}"
-    return f"fix: starts now with: {fix['say']}: moorage submit --instead-of {data['job']}{of} {words}"
+    return f"fix: the job starts now with {fix['say']}: moorage submit --instead-of {data['job']}{of} {words}"

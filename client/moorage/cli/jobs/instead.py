@@ -55,13 +55,13 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 "failed-precondition",
                 f"job {name} is {shown['state']}: only a waiting job can be changed",
                 found=name,
-                next="submit another one, or cancel it first",
+                next="submit another job, or cancel this job first",
             )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
         planned = (await client.plan(request)).data
         if planned["starts"] == "refused":
             raise Rejected(msgspec.convert(planned["problem"], Problem))
-        await client.read("cancel", {"job": name, "reason": f"{request.job} is submitted instead", "by": ""})
+        await client.read("cancel", {"job": name, "reason": f"job {request.job} is submitted instead", "by": ""})
         return name, request
 
     return change

@@ -240,7 +240,7 @@ async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: 
     chosen = await first_possible(plan, choices)
     if chosen.gpu != request.gpu or chosen.replicas != request.replicas:
         asked = (flags.or_gpu or [])[choices.index(chosen) // len(drivers_of(flags)) - 1]
-        say(f"no worker could ever give {flags.gpu}: this asks for {asked}")
+        say(f"no worker could ever give {flags.gpu}; the job asks for {asked} instead")
     return chosen
 
 
@@ -268,8 +268,8 @@ async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> 
     """Send the files of --with and return the request that brings them. Raises `Rejected`."""
     if word := not_brought(flags.with_ or (), request):
         folder, name = os.path.split(os.path.normpath(word))
-        fix = f"add --with {folder}, and call it {name}" if folder else f"add --with {name}"
-        say(f"warning[files]: {word} is a file here, and not in the folder in which the job starts: {fix}")
+        fix = f"add --with {folder}, and write {name} in the command" if folder else f"add --with {name}"
+        say(f"warning[files]: {word} is a file on this machine, but not in the folder in which the job starts: {fix}")
     if not flags.with_:
         return request
     from moorage.cli.jobs.progress import Progress
@@ -326,7 +326,7 @@ def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
     from moorage.client.errors import rejected
 
     if flags.gang and flags.spread:
-        raise rejected("invalid-argument", "--gang and --spread exclude each other", next="take one of them")
+        raise rejected("invalid-argument", "--gang and --spread cannot be used together", next="take one of them")
     return "gang" if flags.gang else "spread" if flags.spread else None
 
 
@@ -394,8 +394,8 @@ def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:
                 "invalid-argument",
                 f"{option} {duration} leaves no time to run",
                 found=duration,
-                allowed="above 0s",
-                next=f"{option} 10m, or leave it out: no bound",
+                allowed="a time above 0s",
+                next=f"{option} 10m; without this option the time has no bound",
             )
         yield field, value
 

@@ -42,7 +42,7 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
                 text = jobs_table(rows) if rows else no_jobs(client.tenant, states)
                 counts = answer.data["counts"]
                 unseen = matching(counts, states) - len(rows)
-                screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "nothing yet"])
+                screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "no job yet"])
             else:
                 _tell_changed(rows, shown, options)
             await asyncio.sleep(APART_S)
@@ -53,7 +53,7 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
 def _tell_changed(rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]], options: RowOptions) -> None:
     """The rows that are not as they were, oldest first; ages do not count."""
     if not rows and not shown:
-        say("nothing yet; a row for each change follows")
+        say("no job yet; each change of a job prints a row")
     for row in reversed(rows):
         seen = (row["state"], row["rev"])
         if shown.get(row["job"]) != seen:

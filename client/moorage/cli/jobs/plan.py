@@ -159,28 +159,30 @@ def _tell(data: dict[str, Any], with_job: bool, imagined: bool) -> None:
         if warning.startswith(PART_OF):
             tell_warning(warning)
     if data["starts"] == "now" and not imagined:
-        say(f"as planned, or not at all: moorage submit --if-seq {data['ledger']} …")
+        say(
+            f"to submit the job only if nothing has changed since this plan: moorage submit --if-seq {data['ledger']} …"
+        )
 
 
 def _empty(after_ms: int | None) -> str:
     if after_ms is None:
-        return "nobody knows when"
+        return "at an unknown time"
     return f"in about {age(after_ms)}" if after_ms else "now"
 
 
 def _starts(data: dict[str, Any]) -> str:
     if _in_part(data):
         rest = {name: value for name, value in data["waiting"].items() if name != "position"}
-        return f"{data['replicas_now']} of {data['replicas']} replicas now; the rest: {waits(rest)}"
+        return f"{data['replicas_now']} of {data['replicas']} replicas start now; the rest wait: {waits(rest)}"
     if data["starts"] == "later":
         return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
     if data["starts"] == "unknown" and (why := (data.get("waiting") or {}).get("starts_unknown")):
-        return f"not now; unknown when: {why}"
-    words = {"now": "now", "unknown": "not now; unknown when", "never": "never on this fleet"}
+        return f"not now; the time is unknown: {why}"
+    words = {"now": "now", "unknown": "not now; the time is unknown", "never": "never on this fleet"}
     return words.get(data["starts"], str(data["starts"]))
 
 
 def _jobs(found: dict[str, Any]) -> str:
     own = ", ".join(found["own"]) + ("…" if found["own_jobs"] > len(found["own"]) else "")
     others = f"{found['other_jobs']} of other tenants" if found["other_jobs"] else ""
-    return ", ".join(filter(None, (own, others))) or "nobody"
+    return ", ".join(filter(None, (own, others))) or "none"

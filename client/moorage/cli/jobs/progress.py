@@ -99,7 +99,9 @@ class Progress:
         key = (piece.replica, piece.attempt, piece.stream)
         expected = self._offsets.get(key, 0 if self._whole else piece.offset)
         if piece.offset > expected:
-            self._note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
+            self._note(
+                f"warning[output]: {piece.offset - expected} bytes of the job's {piece.stream} did not arrive here"
+            )
         self._offsets[key] = max(expected, piece.behind)
         if self._labelled is not None:
             data = piece.text.encode() if piece.data is None else piece.data

@@ -73,7 +73,7 @@ def run(
                 if sys.stderr.isatty():
                     say("")  # below the terminal's ^C
                 answer = await client.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
-                say(f"cancelling {job_id}, was {answer.data['was']}")
+                say(f"cancelling job {job_id}, which was {answer.data['was']}")
 
         labelled = request.replicas > 1 and not no_prefix
         try:
@@ -166,9 +166,9 @@ async def _kept(
 def _say_detached(job: str, *, cancels: bool = False) -> bool:
     """Print how to go on. Returns whether it told a user at a terminal that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
-    say(f"detached; {job} goes on")
-    say(f"  attach: moorage logs {job}")
-    say(f"  cancel: moorage cancel {job}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
+    say(f"this command no longer follows job {job}, which goes on")
+    say(f"  follow the job: moorage logs {job}")
+    say(f"  cancel the job: moorage cancel {job}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
     return tells
 
 
@@ -237,13 +237,19 @@ async def _limits(client: AsyncClient, result: Result) -> dict[str, Any] | None:
 def tell_missing(watch: Watch, *, asked_for: bool) -> None:
     """Print which output is missing and why; it is an error if the user asked for the output alone."""
     if watch.lost:
-        say(f"warning[output]: {watch.lost} pieces of output were lost here")
+        say(
+            f"warning[output]: {watch.lost} pieces of the job's output were not printed: they could not be read, or "
+            "arrived faster than this command prints; moorage logs prints what the worker stored"
+        )
     joiner = watch.joiner
     if joiner is None:
         return
     for replica, attempt, stream in sorted(joiner.truncated, key=str):
         name = f"std{stream} of replica {replica}, attempt {attempt}"
-        say(f"warning[output]: {name} passed the worker's output_cap_bytes, or its disk was full; the rest is not kept")
+        say(
+            f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows, or the worker's "
+            "disk was full; the rest of the output was not stored"
+        )
     trouble = joiner.trouble
     if trouble is not None and asked_for:
         tell_error(trouble.problem, trouble.fixes)

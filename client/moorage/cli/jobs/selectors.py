@@ -41,7 +41,7 @@ def words_of(texts: Sequence[str]) -> list[str]:
     if not words:
         from moorage.client.errors import rejected
 
-        raise rejected("invalid-argument", "no job is named", next="name one: last, all, or an id of moorage ls")
+        raise rejected("invalid-argument", "no job is named", next="name a job: last, all, or an id of moorage ls")
     return words
 
 
@@ -79,7 +79,10 @@ async def one_id(client: AsyncClient, text: str, verb: str) -> str:
         from moorage.client.errors import rejected
 
         raise rejected(
-            "invalid-argument", f"{verb} takes one job, and {text} means {len(names)}", found=text, next="name one"
+            "invalid-argument",
+            f"{verb} takes one job, and {text} names {len(names)} jobs",
+            found=text,
+            next="name one job",
         )
     return names[0]
 
@@ -132,7 +135,7 @@ def _only(word: str, found: list[str]) -> str:
         "invalid-argument",
         f"{word} is the beginning of {len(found)} jobs: {shown}",
         found=word,
-        next=f"write more of it, as {found[0]}",
+        next=f"write more characters of the id, for example {found[0]}",
     )
 
 
@@ -143,14 +146,17 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
         if not rows:
             from moorage.client.errors import not_found
 
-            raise not_found(f"tenant {client.tenant} has no job", next="moorage submit makes one")
+            raise not_found(f"tenant {client.tenant} has no job", next="moorage submit creates a job")
         return [rows[0]["job"]]
     if word.endswith(EACH):
         return await _begun(client, word)
     data = await client.ls(LIVE, LOOKED_AT_MAX)
     live = sum(number for state, number in data["counts"].items() if state not in TERMINAL)
     if live > len(data["jobs"]):
-        say(f"warning[selector]: all means the newest {len(data['jobs'])} of {live} jobs here; ask again for the rest")
+        say(
+            f"warning[selector]: all names only the newest {len(data['jobs'])} of {live} jobs; run the command "
+            "again for the rest"
+        )
     return [row["job"] for row in data["jobs"]]
 
 
@@ -161,13 +167,13 @@ async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> 
     among = sum(number for state, number in data["counts"].items() if not states or state in states)
     if among > len(data["jobs"]):
         say(
-            f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
-            " the rest"
+            f"warning[selector]: {word} was searched for only among the newest {len(data['jobs'])} of {among} jobs; "
+            "run the command again for the rest"
         )
     if not found:
         from moorage.client.errors import not_found
 
-        raise not_found(f"no job of tenant {client.tenant} is meant by {word}", next="moorage ls")
+        raise not_found(f"no job of tenant {client.tenant} has the name {word}", next="moorage ls")
     return found
 
 

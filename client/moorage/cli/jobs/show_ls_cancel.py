@@ -146,15 +146,15 @@ def guest_words(data: dict[str, Any]) -> str:
     """Return that it has GPUs which a frozen job keeps, or that it lends its own; "" for neither."""
     rows = data.get("replica_states", [])
     if any(row.get("lends") for row in rows):
-        return "one has its GPUs while it is frozen, and ends before it runs on"
+        return "another job uses its GPUs while it is frozen; that job ends before this job continues"
     is_guest = any(row.get("guest") for row in rows)
-    return "it was placed on GPUs of a frozen job, and ends when that job needs them" if is_guest else ""
+    return "this job uses GPUs of a frozen job, and ends when the frozen job needs its GPUs" if is_guest else ""
 
 
 def idle_words(seconds: int, ends_s: int) -> str:
     """That a job's GPUs show no use, and when its worker ends it."""
-    ends = f"; its worker ends it at {age(ends_s * 1000)}" if ends_s else ""
-    return f"its GPUs have shown no use for {age(seconds * 1000)}{ends}"
+    ends = f"; its worker ends the job after {age(ends_s * 1000)} without use" if ends_s else ""
+    return f"the job's GPUs have not been used for {age(seconds * 1000)}{ends}"
 
 
 def enforced_words(enforced: dict[str, str]) -> str:
@@ -169,7 +169,7 @@ def _kept(data: dict[str, Any]) -> str:
     return (
         "in the history"
         if "kept_until_ms" in data
-        else "only as a row of id, state and end; its history is no longer kept"
+        else "only as a row of id, state and end; the job's history has been deleted"
     )
 
 
@@ -191,7 +191,7 @@ def why_of(state: str, why: str, by: str, said: str) -> str:
     """Return the reason, with the user if a tenant or an operator caused it."""
     if by in ("", "worker") or state == ACCEPTED:
         return why or "-"
-    actor = f"{by}, said {said}" if said else by
+    actor = f"{by}, unverified name {said}" if said else by
     return f"{why} ({actor})" if why else f"({actor})"
 
 
@@ -253,7 +253,8 @@ def ls(
 
 
 _TYPED: Final = (
-    "warning[unknown-job]: no job {name} is known; the next one submitted under this id is CANCELLED at once, and"
+    "warning[unknown-job]: no job {name} is known; the next job that is submitted under this id is CANCELLED at "
+    "once, and"
     " this cannot be undone: moorage ls shows the jobs that exist"
 )
 
@@ -282,12 +283,12 @@ def cancel(
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
-                tell(f"{name}\tno such job: the cancel is kept{_for(answer.data)}")
+                tell(f"{name}\tno such job; the scheduler remembers this cancel{_for(answer.data)}")
                 say(_TYPED.format(name=name))
             elif was in TERMINAL:
-                tell(f"{name}\thad ended already: {was}")
+                tell(f"{name}\tunchanged, the job had ended before: {was}")
             else:
-                tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, was {was}")
+                tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, the job was {was}")
         if len(names) != 1 and not (options.json or options.format):
             say(many(len(names), "job"))
         return None

@@ -99,7 +99,10 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
     except MoorageError:
         import msgspec
 
-        say(f"{gone} was cancelled, and this is not submitted: {msgspec.json.encode(request).decode()}")
+        say(
+            f"job {gone} was cancelled, and the job that replaces it is not submitted: "
+            f"{msgspec.json.encode(request).decode()}"
+        )
         raise
 
 
@@ -135,7 +138,7 @@ async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: Ro
         tell_error(problems[at])
         code = code or exit_code_of(error_of(problems[at])) or EXIT_FAILED
     if not options.json:
-        say(f"{len(jobs) - len(problems)} of {len(jobs)} accepted")
+        say(f"{len(jobs) - len(problems)} of {len(jobs)} jobs accepted")
     return code
 
 
@@ -149,7 +152,7 @@ def _read(file: str) -> Any:
     except OSError as error:
         raise cannot_read(where, error.strerror, "name a file of JSON, or - for stdin") from None
     if len(text) > FILE_BYTES_MAX:
-        raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split it")
+        raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split the file")
     content = _json_of(text, where)
     bodies = content if isinstance(content, list) else [content]
     if not bodies or not all(isinstance(body, dict) for body in bodies):
@@ -185,5 +188,7 @@ def _json_of(text: bytes, where: str) -> Any:
     from moorage.client.errors import rejected
 
     raise rejected(
-        "invalid-argument", f"{at}{where} is not JSON: {wrong}", next='it looks like {"run": {"argv": ["nvidia-smi"]}}'
+        "invalid-argument",
+        f"{at}{where} is not JSON: {wrong}",
+        next=('a request is an object like {"run": {"argv": ["nvidia-smi"]}}'),
     )

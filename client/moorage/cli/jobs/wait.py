@@ -60,7 +60,7 @@ def wait(
     async def work(client: AsyncClient) -> int | None:
         names = await ids_of(client, jobs)
         if not names:
-            say(f"no job of tenant {client.tenant} to wait for: all are over")
+            say(f"tenant {client.tenant} has no job to wait for: all its jobs have ended")
         handles = [client.job(name) for name in names]
         results: dict[str, Result] = {}
         rows = Rows(("JOB", "STATE", "CODE", "WHY"), numbers=("CODE",), widths=WIDTHS)
@@ -76,13 +76,13 @@ def wait(
                     tell(rows.line((job.id, result.state, code, result.why)))
         if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
-            say(f"{many(len(names), 'job')} over, {failed} not SUCCEEDED")
+            say(f"{many(len(names), 'job')} ended, {failed} of them not SUCCEEDED")
         return next((code for name in names if (code := exit_code_of_result(results[name]))), 0)
 
     def detach() -> None:
         if sys.stderr.isatty():
             say("")  # below the terminal's ^C
-        say("no longer waiting; the jobs go on")
+        say("this command no longer waits; the jobs go on")
 
     def act() -> int:
         words_of(jobs)  # refused before a connection is made
@@ -143,7 +143,7 @@ class Meanwhile:
         except ClientError:
             return f"waiting for {first}"  # what is wrong is told by who waits for it, if it lasts
         why = waits(data) if "reason" in data else ""
-        over = f"{self._of - len(self._left)} of {self._of} over" if self._of > 1 else ""
+        over = f"{self._of - len(self._left)} of {self._of} jobs ended" if self._of > 1 else ""
         return "  ".join(filter(None, (over, first, state(data["state"], sys.stderr), why)))
 
 

@@ -36,7 +36,7 @@ class ChildFailed(ClientError):
         super().__init__(
             client_problem(
                 "child-failed",
-                f"the {name} died {STARTS_MAX} times within {STARTS_WINDOW_S:g} s, last with {ended_text(code)}"
+                f"the {name} ended {STARTS_MAX} times within {STARTS_WINDOW_S:g} s, last with {ended_text(code)}"
                 + (f"\n{tail}" if tail else ""),
                 next_step=f"see {log}",
             )
@@ -122,7 +122,7 @@ class Child:
             async with asyncio.timeout(within_s):
                 await process.wait()
         except TimeoutError:
-            self._say(f"the {self.name} (pid {process.pid}) did not end within {within_s:g} s: killed")
+            self._say(f"the {self.name} (pid {process.pid}) did not end within {within_s:g} s and was killed")
             self.kill()
             await process.wait()
         self.pid = 0
@@ -138,7 +138,7 @@ class Child:
 def ended_text(code: int | None) -> str:
     """`code 1`, or the signal's name."""
     if code is None:
-        return "no code"
+        return "no exit code"
     if code >= 0:
         return f"code {code}"
     try:

@@ -110,9 +110,10 @@ class Node:
                 if self._port and not is_free_port(self._port, HOST):
                     raise ServerFailed(
                         self._folder / "nats",
-                        f"port {self._port} of {HOST} is taken by another process",
+                        f"another process listens on port {self._port} of {HOST}",
                         "",
-                        "leave out --port for a free one, or name another; ss -ltnp shows who has it",
+                        "leave out --port to use a free port, or name another port; ss -ltnp shows the "
+                        "process that listens there",
                     ) from None
                 raise
         else:
@@ -219,7 +220,7 @@ class Node:
             except TimeoutError:
                 raise timed_out(
                     f"no worker has joined within {READY_S_MAX:g} s",
-                    next_step=f"see worker.log and scheduler.log in {self._folder}",
+                    next_step=f"read worker.log and scheduler.log in {self._folder}",
                 ) from None
         self._ready = True
         if self._options.json:
@@ -254,7 +255,7 @@ class Node:
             f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
             f"  pid {self._worker.pid}",
             f"  data       {self._folder}",
-            f"  open to    everyone on this machine, without a password: jobs run as {_own_user()}",
+            f"  access     everyone on this machine, without a password: jobs run as {_own_user()}",
             "",
             "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
         ]
@@ -268,8 +269,17 @@ class Node:
             f"  moorage submit {gpu}-- sleep 60",
             "  moorage ls",
             "  moorage fleet --watch",
-            *([] if gpus else ["no GPU here: jobs run without --gpu; moorage up --simulate 4x8xH100 makes some up"]),
-            "Ctrl-C ends all of it",
+            *(
+                []
+                if gpus
+                else [
+                    (
+                        "this machine has no GPU: submit jobs without --gpu; moorage up --simulate 4x8xH100 simulates "
+                        "GPUs"
+                    )
+                ]
+            ),
+            "Ctrl-C ends the server, the scheduler, the worker and its jobs",
         ]
         for line in lines:
             say(line)
@@ -288,7 +298,7 @@ class Node:
         if self._interrupts == 1:
             self._stop.set()
             return
-        say("killed: what was not written yet is lost")
+        say("worker and scheduler are killed: output that was not written yet is lost")
         for child in (self._worker, self._scheduler):
             if child is not None:
                 child.kill()
@@ -297,7 +307,7 @@ class Node:
     async def _end(self, keeping: set[asyncio.Task[Any]]) -> None:
         """Worker, its jobs, scheduler, server: each when what needs it is gone."""
         self._ending = True
-        say("ending …")
+        say("ending the worker, its jobs, the scheduler and the server …")
         if self._worker is not None:
             await self._worker.stop()
             await end_jobs(self._worker_state, self._hard)

@@ -178,11 +178,11 @@ def _only_one(folder: Path) -> Iterator[None]:
         running = read_up(folder)
         where = f"pid {running.pid}, {running.url}" if running is not None else "it is still starting"
         raise ClientError(
-            client_problem("already-running", f"moorage up runs already on {folder} ({where})"),
+            client_problem("already-running", f"moorage up already runs with the data folder {folder} ({where})"),
             (
-                "use it: moorage fleet",
-                f"end it: kill {running.pid}" if running is not None else "wait for it",
-                "run another: moorage up --data OTHER_FOLDER",
+                "use that one: moorage fleet",
+                f"end that one: kill {running.pid}" if running is not None else "wait until it has started",
+                "run another one: moorage up --data OTHER_FOLDER",
             ),
         ) from None
     with contextlib.suppress(OSError):

@@ -57,7 +57,9 @@ def replay(
         from moorage.client.errors import rejected
 
         if file is not None and backup is not None:
-            raise rejected("invalid-argument", "a recording and a backup exclude each other", next="name one of them")
+            raise rejected(
+                "invalid-argument", "a recording and a backup exclude each other", next="name only one of the two"
+            )
         if file is not None:
             return _decide_again(file, at, job, options)
         if backup is not None:
@@ -77,7 +79,7 @@ def _none_of(job: str, where: str) -> NotFound:
     return not_found(
         f"nothing about job {job} is in {where}",
         found=job,
-        next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
+        next="leave out --job to see the jobs that are there; write tenant/job for a job of another tenant",
     )
 
 
@@ -111,10 +113,7 @@ async def _replay_ledger(
 
 def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
     """What the snapshot that the reading begins with knows of a job, and that no more is known."""
-    say(
-        f"records up to {ledger.base_seq} were cut away behind a snapshot: what they decided is known by its outcome"
-        " alone"
-    )
+    say(f"records up to {ledger.base_seq} were deleted after a snapshot; of their decisions only the results are known")
     for row in ledger.before:
         show(row, options)
     return len(ledger.before)
@@ -132,9 +131,9 @@ def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerO
     if at is not None and at > header.seq:
         raise rejected(
             "failed-precondition",
-            f"the backup was taken at record {header.seq}: it does not know of {at}",
+            f"the backup ends at record {header.seq} and does not contain record {at}",
             found=at,
-            next="ask the ledger, or a later backup",
+            next="read the ledger itself, or a later backup",
         )
     shown = 0
     found = (
@@ -149,8 +148,9 @@ def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerO
     if job is not None and not shown:
         raise _none_of(job, f"this backup of record {header.seq}")
     say(
-        f"{many(shown, 'line')}, as record {header.seq} of ledger {header.ledger_id} has them: a backup is a state, and"
-        " the evidence stands in the ledger's records"
+        f"{many(shown, 'line')}, from the state at record {header.seq} of ledger {header.ledger_id}; a backup has "
+        "no records, "
+        "so why each decision was made is only in the ledger"
     )
     return 0
 
@@ -170,7 +170,7 @@ def show(row: dict[str, Any], options: LedgerOptions) -> None:
     why = [row.get("why", ""), f"by {row['by']}" if row.get("by") else ""]
     if "workers_known" in row:
         why.append(f"{row['workers_known']} workers known, {row['free_left']} left free")
-        why.append(f"{row['placed_together']} placed by this decision" if row["placed_together"] > 1 else "")
+        why.append(f"{row['placed_together']} replicas placed by this decision" if row["placed_together"] > 1 else "")
     why.append(f"waited {row['waited_ms'] / 1000:g} s" if "waited_ms" in row else "")
     cells = [name, row["state"], row.get("worker", "-"), _gpus(row.get("gpus", ()))]
     _line(ledger, time_ms, cells, "; ".join(filter(None, why)))
@@ -212,7 +212,10 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOp
             records += 1
             if not one.same:
                 differ += 1
-                say(f"record {one.seq} was decided differently now: another release, or a defect")
+                say(
+                    f"record {one.seq} differs when decided again: the recording is of another release, or "
+                    "moorage has a defect"
+                )
                 continue
             for row in placements(one) if at in (None, one.seq) else ():
                 if job in (None, row["job"], f"{row['tenant']}/{row['job']}"):
@@ -225,7 +228,7 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOp
         meant = f"moorage replay --backup {shlex.quote(str(file))}" if _is_backup(file) else "name a file of --record"
         raise rejected("invalid-argument", said, found=str(file), next=meant) from None
     say(
-        f"{many(records, 'record')} decided again, {records - differ:,} of them byte for byte;"
+        f"{many(records, 'record')} decided again, {records - differ:,} of them byte for byte the same;"
         f" {many(placed, 'placement')}"
     )
     return EXIT_DRIFT if differ else 0

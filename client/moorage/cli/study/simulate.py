@@ -110,7 +110,7 @@ def _hosts(fleet: str | None) -> list[SimHost]:
     from moorage.worker.inventory.simulated_hosts import load_hosts, simulated_hosts
 
     if fleet is None:
-        raise rejected("invalid-argument", "no hosts to simulate", next="say which: --fleet 24x8xT4")
+        raise rejected("invalid-argument", "no hosts to simulate", next="name the hosts: --fleet 24x8xT4")
     if fleet.endswith((".csv", ".toml", ".json")) and not os.path.isfile(fleet):
         raise rejected(
             "invalid-argument",
@@ -139,10 +139,10 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
             allowed = "JSON lines, or a first line as at_s,runs_s,tenant,job,gpu or vc,job,arrival_s,duration_s,num_gpu"
             raise rejected(
                 "invalid-argument",
-                f"{path} is not a trace that moorage knows",
+                f"{path} is not a trace in a known format",
                 found=head[:60],
                 allowed=allowed,
-                next="say which with --format",
+                next="name the format with --format",
             )
         if found == "philly":
             return trace.in_order(path, philly.read_philly(path, cluster or ""))
@@ -305,7 +305,7 @@ def _progress(label: str) -> Any:
         now = time.monotonic()
         if now - said >= PROGRESS_S:
             said = now
-            sys.stderr.write(f"{ERASED}{label}: {100 * part:.0f} % of the jobs are over")
+            sys.stderr.write(f"{ERASED}{label}: {100 * part:.0f} % of the jobs have ended")
             sys.stderr.flush()
 
     return progress
@@ -313,18 +313,20 @@ def _progress(label: str) -> Any:
 
 def _tell(label: str, done: Simulated) -> None:
     report = done.report
-    cut = "" if report.cut_at_h is None else f", cut at {report.cut_at_h:.1f} h"
-    not_so_far = "never started" if report.cut_at_h is None else "not started by then"
+    cut = "" if report.cut_at_h is None else f", stopped at {report.cut_at_h:.1f} h of virtual time"
+    not_so_far = "never started" if report.cut_at_h is None else "not started"
     never = f", {report.never_started:,} {not_so_far}" if report.never_started else ""
     say(
-        f"{label}: {report.ended:,} of {report.jobs:,} jobs over in {report.makespan_h:.1f} h on {report.gpus:,} GPUs"
-        f"{cut}{never}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all"
-        f"; fairness {report.fairness:.2f}"
+        f"{label}: {report.ended:,} of {report.jobs:,} jobs ended in {report.makespan_h:.1f} h of virtual time on "
+        f"{report.gpus:,} GPUs"
+        f"{cut}{never}; {report.allocated_percent:.1f} % of the GPU time allocated while jobs arrived, "
+        f"{report.whole_percent:.1f} % in "
+        f"all; fairness {report.fairness:.2f}"
     )
     for job, why in report.never.items():
         say(f"  {job} never started: {why}")
     if len(report.never) < report.never_started and report.never:
-        say(f"  and {report.never_started - len(report.never):,} more; --jobs-csv FILE has them all")
+        say(f"  {report.never_started - len(report.never):,} more jobs never started; --jobs-csv FILE lists all jobs")
     header = ["JOBS OF", "JOBS", "STARTED", "WAIT MEAN H", "P50", "P90", "MAX", "JCT MEAN H", "SLOWDOWN", "GPU HOURS"]
     groups = [("all", report.all), *report.classes.items()]
     if len(report.tenants) > 1:

@@ -473,7 +473,7 @@ def size_of_largest(hosts: list[Host]) -> str:
 
 
 def _groups(count: int, rooms: list[int]) -> int:
-    """Return how many sharers of `count` devices each fit on devices with room for so many sharers each.
+    """Return how many sharers of `count` devices each fit on devices that have room for the given numbers of sharers.
 
     A sharer uses each of its devices once. They all fit if each takes the devices with the most room.
     """

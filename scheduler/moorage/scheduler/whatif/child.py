@@ -80,7 +80,7 @@ def _be_child(work: Work, send: int) -> NoReturn:
         pass  # the asking process was killed, or no longer waits
     except BaseException:
         with contextlib.suppress(BaseException):
-            log.exception("a question to a copy of the leader failed")
+            log.exception("a forecast process failed on a request")
     finally:
         os._exit(code)
 
@@ -174,7 +174,11 @@ class Children:
             self._start(work, told)
         except OSError as error:
             if time.monotonic() >= self._silent_until_s:
-                log.warning("no copy of the leader can be started; jobs are not affected: %s", error)
+                log.warning(
+                    "no forecast process can be started, so explain and plan give no forecast; jobs are not "
+                    "affected: %s",
+                    error,
+                )
                 self._silent_until_s = time.monotonic() + TOLD_EVERY_S
             return False
         return True
@@ -190,7 +194,7 @@ class Children:
             if chunk and not is_too_long:
                 answer.extend(chunk)
             if len(answer) > ANSWER_BYTES_MAX and not is_too_long:
-                log.error("a copy of the leader was killed: its answer has more than %d bytes", ANSWER_BYTES_MAX)
+                log.error("a forecast process was killed: its answer has more than %d bytes", ANSWER_BYTES_MAX)
                 os.kill(pid, signal.SIGKILL)
             elif not chunk:
                 status = self._end(pid)
@@ -209,7 +213,7 @@ class Children:
         try:
             told(answer)
         except Exception:
-            log.exception("the answer of a copy of the leader could not be passed on")
+            log.exception("the answer of a forecast process could not be passed on")
 
     def _end(self, pid: int) -> int:
         receive, timer = self._running.pop(pid)

@@ -223,7 +223,7 @@ class LiveOutput:
         self._frames.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
         self.tell()
         if not is_whole:
-            log.warning("%s: its output is incomplete: the rest did not arrive", name[1])
+            log.warning("job %s: its output is incomplete: the engine did not send the rest", name[1])
             output.cut()
         output.close(is_over=True)
 

@@ -39,7 +39,7 @@ class Removal:
                 await self._host.engine.remove(member.container)
                 break
             except (EngineDown, EngineError) as error:
-                log.warning("%s: its container cannot be removed yet: %s", member.name[1], error)
+                log.warning("the container of job %s cannot be removed yet: %s", member.name[1], error)
                 if member.over.done():
                     self.begin(self._retry(member.container))
                     return

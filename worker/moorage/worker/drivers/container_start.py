@@ -112,7 +112,7 @@ class Starter:
         try:
             self._info = await self._host.engine.info()
         except (EngineDown, EngineError) as error:
-            log.warning("the container engine on %s: %s", self._host.engine.socket, error)
+            log.warning("the container engine on %s failed: %s", self._host.engine.socket, error)
             return None
         return self._info
 

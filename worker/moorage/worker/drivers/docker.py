@@ -275,7 +275,7 @@ class DockerDriver(Driver):
             try:
                 await way
             except Exception:  # a defect of moorage: the member's devices stay quarantined, other members run on
-                log.exception("lost track of the container of %s", member.name[1])
+                log.exception("the state of the container of job %s is lost", member.name[1])
                 self.report(Stuck([member.name]))
 
         member.task = asyncio.get_running_loop().create_task(run())
@@ -296,7 +296,7 @@ class DockerDriver(Driver):
             if not member.is_told:
                 await self._not_started(member, CannotStart(None, f"the container engine does not answer: {error}"))
                 return
-            log.warning("%s: the engine went away during its start: %s", name[1], error)
+            log.warning("job %s: the container engine ended while the job started: %s", name[1], error)
             self._host.link.end(self._host.key(name), 0.0, "its engine went away during its start")
             await self._removal.remove(member)  # until then it may still be started
             await member.over
@@ -333,7 +333,7 @@ class DockerDriver(Driver):
                 state = await self._host.engine.state(member.container) if member.container else None
                 break
             except (EngineDown, EngineError) as error:
-                log.warning("%s: the container engine: %s", member.name[1], error)
+                log.warning("job %s: the container engine failed: %s", member.name[1], error)
                 if member.over.done():
                     state = {"Status": "unknown"}
                     break

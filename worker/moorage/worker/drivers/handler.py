@@ -324,7 +324,9 @@ class HandlerDriver(Driver):
     def _is_overdue(self, running: _Running) -> None:
         running.overdue = True
         context = running.context
-        log.error("%r was asked to stop (%s) and goes on; its devices stay out of use", context, running.reason)
+        log.error(
+            "%r was asked to stop (%s) but goes on; the devices of this job stay out of use", context, running.reason
+        )
         self._say(running, "err", f"moorage: asked to stop ({running.reason}), and still running after its grace\n")
         self.report(Stuck([context.name]))
         if self._on_overdue is not None:

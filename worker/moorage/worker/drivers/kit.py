@@ -60,4 +60,4 @@ def keep_to(limits: Limits | None, name: MemberName, share: Share) -> None:
         if limits is not None:
             limits.change(name, share)
     except OSError as error:
-        log.warning("%s: the limiter keeps it to its former share: %s", name[1], error)
+        log.warning("job %s: the limiter still enforces the former share: %s", name[1], error)

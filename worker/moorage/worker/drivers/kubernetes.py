@@ -147,7 +147,8 @@ class KubernetesDriver(Driver):
             name, seen = member_of(pod), read(pod)
             if name is None:
                 log.warning(
-                    "the pod %s has the label of this worker, but is not one of its members", pod["metadata"]["name"]
+                    "the pod %s has the label of this worker, but is the pod of none of its jobs",
+                    pod["metadata"]["name"],
                 )
                 continue
             if seen.is_over and seen.kind in ("refused", "failed"):
@@ -350,13 +351,13 @@ class KubernetesDriver(Driver):
                 if error.status == GONE:
                     version = ""
                     continue
-                log.warning("the cluster does not show its pods: %s", error)
+                log.warning("the pods of the Kubernetes cluster cannot be listed: %s", error)
                 await asyncio.sleep(RETRY_S)
             except ClusterDown as error:
                 log.warning("%s", error)
                 await asyncio.sleep(RETRY_S)
             except Exception:  # a defect of moorage about one pod: the other pods must still be watched
-                log.exception("the pods of the cluster are listed again")
+                log.exception("reading the pods failed; the pods of the cluster are listed again")
                 version = ""
                 await asyncio.sleep(RETRY_S)
 
@@ -389,7 +390,8 @@ class KubernetesDriver(Driver):
 
     def _vanished(self, member: _Member) -> None:
         log.error(
-            "%s: its pod was removed from the cluster, and the kubelet has not reported its end: it may still run."
+            "job %s: its pod was deleted from the cluster, but the kubelet has not reported its end: the job may "
+            "still run."
             " Its devices stay out of use until an operator says that they are free", member.name[1],
         )  # fmt: skip
         self.report(Stuck([member.name]))
@@ -454,7 +456,7 @@ class KubernetesDriver(Driver):
 
     def _in_doubt(self, member: _Member) -> None:
         if not member.over.is_set():
-            log.error("%s: its pod was asked to end, and the kubelet has not reported its end", member.name[1])
+            log.error("job %s: its pod was asked to end, but the kubelet has not reported the end", member.name[1])
             self.report(Stuck([member.name]))
 
     async def _drop_all(self) -> None:
@@ -465,7 +467,7 @@ class KubernetesDriver(Driver):
             try:
                 await self._drop(name)
             except (ClusterDown, ClusterError) as error:
-                log.warning("ended pods stay in the cluster: %s", error)
+                log.warning("ended pods cannot be deleted from the cluster: %s", error)
                 self._over[name] = self._over.pop(name)  # try the other pods first
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_S_MAX)
@@ -505,7 +507,7 @@ class KubernetesDriver(Driver):
                 await ask()
                 return
             except ClusterError as error:
-                log.warning("%s: the cluster: %s", member.name[1], error)
+                log.warning("job %s: the Kubernetes cluster: %s", member.name[1], error)
                 if error.status in (400, 422):
                     return
             except ClusterDown as error:
@@ -527,7 +529,7 @@ class KubernetesDriver(Driver):
             try:
                 await way
             except Exception:
-                log.exception("lost track of the pod of %s", member.name[1])
+                log.exception("the state of the pod of job %s is lost", member.name[1])
                 self.report(Stuck([member.name]))
 
         task = asyncio.get_running_loop().create_task(run())
@@ -540,7 +542,7 @@ class KubernetesDriver(Driver):
             try:
                 await way
             except Exception:
-                log.exception("the driver kubernetes lost a task")
+                log.exception("a task of the driver kubernetes failed")
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)

@@ -125,7 +125,7 @@ class ClusterInventory:
                 node = await cluster.node(self._name)
                 pods = await cluster.pods_of_node(self._name)
             except (ClusterDown, ClusterError) as error:
-                log.warning("the node %s cannot be read: %s", self._name, error)
+                log.warning("the Kubernetes node %s cannot be read: %s", self._name, error)
                 return self._readings
             finally:
                 await cluster.close()

@@ -247,7 +247,9 @@ class ProcessDriver(Driver):
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
             except Exception:  # no request may end an agent: every worker that gets the request would go down
-                log.exception("%s of %s could not be made ready to start", assignment.name[1], assignment.name[0])
+                log.exception(
+                    "job %s of tenant %s could not be prepared to start", assignment.name[1], assignment.name[0]
+                )
                 failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
         self._over([*(each[0] for each in failed), *(each[0] for each in not_started)])
         if failed:
@@ -469,7 +471,7 @@ class ProcessDriver(Driver):
             why = error.problem.message
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
         except Exception:  # no request may end an agent, as in `start`
-            log.exception("%s could not be made ready to start", name[1])
+            log.exception("job %s could not be prepared to start", name[1])
             why = "moorage failed on this request"
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
         else:

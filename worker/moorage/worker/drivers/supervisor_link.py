@@ -167,7 +167,11 @@ class SupervisorLink:
             if not others:
                 return
             if left := others - ended:
-                log.error("%d jobs run for a worker or driver that is not here: ending them before joining", len(left))
+                log.error(
+                    "%d jobs run for a worker or driver that this agent does not have: the agent ends them "
+                    "before it joins",
+                    len(left),
+                )
                 await supervised.end([EndMember(key=key, grace_s=0.0, why="stray") for key in left])
                 async with asyncio.timeout(END_S_MAX):
                     while left:
@@ -264,8 +268,9 @@ class SupervisorLink:
                 supervised = await Supervised.connect(self.state, arguments=self._arguments)
             if supervised.protocol < PROTOCOL:
                 log.warning(
-                    "the supervisor is of an older release and still has jobs: until it is replaced (when the agent"
-                    " starts while no job runs) it ends no containers, and one of 0.2 gives jobs no notice of an end"
+                    "the supervisor is of an older release and still has jobs; it is replaced when the agent "
+                    "starts while no job"
+                    " runs. Until then the supervisor ends no containers, and one of 0.2 does not warn jobs of an end"
                 )
             return supervised
         except (SupervisorError, OSError) as error:  # no process or descriptor left, or a full disk
@@ -296,7 +301,7 @@ class SupervisorLink:
         except SupervisorGone:
             pass  # the next supervisor's list says what became of it
         except FrameTooLarge as error:
-            log.error("the supervisor cannot be asked: %s", error)
+            log.error("the supervisor cannot be reached: %s", error)
 
     def _heed(self, answer: asyncio.Future[Answer], refused: Callable[[str], None]) -> None:
         """Log a refusal of the supervisor. By a callback, because a task would delay a start."""
@@ -311,7 +316,7 @@ class SupervisorLink:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the events of the supervisor are not read any more", exc_info=error)
+            log.error("the agent can no longer read the events of the supervisor", exc_info=error)
             if self._on_broken is not None:
                 self._on_broken(error)
 
@@ -322,7 +327,7 @@ class SupervisorLink:
             try:
                 self._dispatch(await supervised.next_events())
             except SupervisorGone as gone:
-                log.error("lost the supervisor: %s", gone)
+                log.error("the connection to the supervisor is lost: %s", gone)
                 self._supervised = None
                 if gone.silent:
                     supervised.kill()

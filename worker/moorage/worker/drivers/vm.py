@@ -132,7 +132,9 @@ class VmDriver(ProcessDriver):
         driver._hands = kit.hands
         if not kit.simulated and (why_not := kit.hands.why_not() if kit.hands is not None else "no real devices"):
             if kit.devices and kit.own.gpu_enabled:
-                log.warning("%s: VMs get no GPUs here: %s", kit.worker, why_not.removeprefix("passthrough: "))
+                log.warning(
+                    "worker %s: VMs get no GPUs on this host: %s", kit.worker, why_not.removeprefix("passthrough: ")
+                )
             driver.capabilities = msgspec.structs.replace(cls.capabilities, gpu_enabled=False)
         return driver
 

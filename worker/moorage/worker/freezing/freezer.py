@@ -146,7 +146,7 @@ class Freezer:
             found = json.loads(said)
             return cast(Outcome, found["state"]), str(found["why"])
         except (TimeoutError, ValueError, KeyError, TypeError) as error:
-            log.error("the helper to %s %s gave no answer: %r", act, processes, error)
+            log.error("the helper program to %s the processes %s did not answer: %r", act, processes, error)
             return None
         finally:
             if helper.returncode is None:
@@ -159,7 +159,7 @@ class Freezer:
         except FileNotFoundError:
             return []
         except (OSError, *UNREADABLE) as error:
-            log.error("%s cannot be read as a record of frozen jobs: %s", self._file, error)
+            log.error("the record of frozen jobs, %s, cannot be read: %s", self._file, error)
             return []
 
     def _note(self) -> None:
@@ -167,7 +167,7 @@ class Freezer:
         try:
             self._write()
         except OSError as error:
-            log.error("%s cannot be written: %s", self._file, error)
+            log.error("the record of frozen jobs, %s, cannot be written: %s", self._file, error)
 
     def _write(self) -> None:
         """Raises OSError."""
@@ -185,7 +185,7 @@ def _room_fault(wanted_mib: int) -> str:
         lines = MEMINFO.read_text().splitlines()
         available_mib = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) // 1024
     except (OSError, StopIteration, ValueError, IndexError) as error:
-        log.warning("how much RAM is available is not known: %r", error)
+        log.warning("the host's available RAM is unknown: %r", error)
         return ""
     if wanted_mib <= available_mib - MARGIN_MIB:
         return ""

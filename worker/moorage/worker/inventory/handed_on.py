@@ -233,7 +233,7 @@ class HandingInventory:
         try:
             inner = await self._open_inner()
         except Exception as error:  # of any kind: the devices are unresponsive until the next reading opens them
-            log.error("the devices cannot be opened again: %s", error)
+            log.error("the devices cannot be opened again after a VM: %s", error)
             return
         self._find_homes(inner)
         self._inner = inner

@@ -118,7 +118,7 @@ async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
         nvml.close()
         raise
     for fault in (*nvml.faults, *drm.faults):
-        log.warning("not offered: %s", fault)
+        log.warning("a device is not offered to jobs: %s", fault)
     for fault in specs.faults[:FAULTS_TOLD_MAX]:
         log.warning("CDI: %s", fault)
     parts = (nvml if nvml.is_there else CdiInventory(specs, root), drm)
@@ -126,7 +126,9 @@ async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
     nodes = [part.nodes(slot) for part in parts for slot in range(len(part.devices()))]
     if len(devices) > DEVICES_MAX:
         left_out = len(devices) - DEVICES_MAX
-        log.warning("not offered: the last %d devices, a worker has at most %d slots", left_out, DEVICES_MAX)
+        log.warning(
+            "the last %d devices are not offered to jobs: a worker has at most %d devices", left_out, DEVICES_MAX
+        )
     return CombinedInventory(parts, cdi_names(devices, nodes, specs))
 
 

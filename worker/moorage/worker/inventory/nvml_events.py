@@ -97,7 +97,7 @@ class NvmlEvents:
         except self._api.NVMLError_Timeout:
             return
         except self._api.NVMLError as error:
-            log.warning("the events of NVIDIA devices fail: %s", error)
+            log.warning("waiting for events of the NVIDIA devices failed: %s", error)
             self._stopped.wait(AGAIN_S)  # the readings show which device fails
             return
         fault = _fault_of(int(event.eventType), int(event.eventData))

@@ -107,6 +107,8 @@ class FaultFile:
                 return
             self._stamp, self._played = None, {}
         except (OSError, *UNREADABLE) as error:
-            log.error("%s plays nothing new: %s", self.path, error)
+            log.error(
+                "the file of simulated faults, %s, cannot be used, and the earlier faults stay: %s", self.path, error
+            )
             return
         self.version += 1

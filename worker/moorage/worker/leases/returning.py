@@ -57,7 +57,7 @@ class Returning:
         asked = holder.asked_back
         for slot in holder.slots:
             self._mark(slot, holder, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
-        log.error("%s: %r was asked to give back and did not", self._worker, holder)
+        log.error("worker %s: %r was asked to give its GPUs back and did not", self._worker, holder)
 
     async def _free_when_seen(self, lease: GpuLease, holder: Holder, pids: set[int]) -> None:
         slot = lease.slot
@@ -67,7 +67,9 @@ class Returning:
             if not waited_out and boottime_s() >= ends_s:
                 waited_out = True
                 self._mark(slot, holder, f"memory kept after the lease of pid {holder.pid}")
-                log.error("%s: slot %d is in quarantine: memory kept after %r", self._worker, slot, holder)
+                log.error(
+                    "worker %s: GPU %d is in quarantine: its memory stays in use after %r", self._worker, slot, holder
+                )
             await asyncio.sleep(PROBE_QUARANTINED_S if waited_out else PROBE_S)
         self._unseen.discard(slot)
         self._freeing.discard(lease)
@@ -81,7 +83,7 @@ class Returning:
         except Exception as error:
             if slot not in self._unseen:
                 self._unseen.add(slot)
-                log.error("%s: the device of slot %d cannot be read: %r", self._worker, slot, error)
+                log.error("worker %s: GPU %d cannot be read: %r", self._worker, slot, error)
             return False
 
     async def _look(self, slot: int, mode: Sharing, pids: set[int]) -> bool:

@@ -139,7 +139,7 @@ class LeaseServer:
             return
         alone = {holder: ("", holder.slots) for holder in self.holders if holder.mode == "exclusive"}
         for holder, idle in self._idle.read(alone, readings, now_s).items():
-            log.warning("%s: %r has shown no use of its GPUs for %d s", self._worker, holder, idle.seconds)
+            log.warning("worker %s: %r has not used its GPUs for %d s", self._worker, holder, idle.seconds)
             if idle.ends:
                 reason = f"no use of its GPUs for {idle.seconds} s, {idle.ends_s} are allowed"
                 self._ask_back(holder, AskedBack(reason, boottime_s() + IDLE_BACK_S), IDLE_BACK_S)
@@ -220,7 +220,9 @@ class LeaseServer:
                         next="let the worker's lease_uids name this user",
                     )
                 )
-                log.warning("%s: uid %d (pid %d) asked for a lease and may not have one", self._worker, uid, pid)
+                log.warning(
+                    "worker %s: uid %d (pid %d) asked to borrow a GPU and is not allowed to", self._worker, uid, pid
+                )
                 await _heard(reader)
             elif len(self._holders) >= CONNECTIONS_MAX:
                 holder.say(problem("queue-full", f"{CONNECTIONS_MAX} processes borrow here already"))

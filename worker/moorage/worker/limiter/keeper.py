@@ -72,7 +72,7 @@ class ControllerProcess:
             if time.monotonic() > began_s + PAUSE_S_MAX:
                 pause_s = PAUSE_S
             log.warning(
-                "the limiter's controller ended (%s): limited jobs are not throttled; it is started again in %g s",
+                "the limiter's controller ended (%s): until it is started again in %g s, jobs are not throttled",
                 why,
                 pause_s,
             )

@@ -241,7 +241,9 @@ class Limits:
         if found is None:
             return
         if not found.counts().attached and any(map(found.limit, range(found.devices))):
-            log.warning("%s: no process of it has loaded the limiter: only the guard kept it to its share", name[1])
+            log.warning(
+                "job %s: no process of this job loaded the limiter; only the guard enforced its memory share", name[1]
+            )
         found.close()
         with contextlib.suppress(OSError):
             found.path.unlink(missing_ok=True)
@@ -275,7 +277,7 @@ class Limits:
             if not any(self._folder.iterdir()):
                 self._folder.rmdir()
         except (OSError, SegmentError) as error:
-            log.warning("the limiter: segments of an earlier agent cannot be taken over: %s", error)
+            log.warning("the limiter: shared memory of an earlier agent cannot be used: %s", error)
 
     async def run(self) -> None:
         """Log which attempts were not throttled, until cancelled."""
@@ -288,7 +290,12 @@ class Limits:
             with contextlib.suppress(OSError):
                 opened = one.counts().opened
                 if opened > self._opened.get(name, 0):
-                    log.warning("%s: %d launches were not throttled: the controller gave no heartbeat", name[1], opened)
+                    log.warning(
+                        "job %s: %d kernel launches were not throttled, because the limiter's controller gave no "
+                        "heartbeat",
+                        name[1],
+                        opened,
+                    )
                     self._opened[name] = opened
 
     def close(self) -> None:

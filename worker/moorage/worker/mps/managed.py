@@ -267,7 +267,7 @@ class ManagedMps:
         try:
             await self._modes.take(gpu.device.uuid)
         except ModeFault as fault:
-            log.warning("mps: GPU %d can be used beside its daemon: %s", gpu.device.index, fault)
+            log.warning("mps: processes can use GPU %d without its MPS daemon: %s", gpu.device.index, fault)
         gpu.ended, gpu.why, gpu.failed = asyncio.Event(), "", 0
         gpu.key = f"{gpu.device.uuid}/{int(boottime_s() * 1000)}"
         daemon = StartMember(
@@ -335,7 +335,7 @@ class ManagedMps:
             try:
                 await self._check(gpu)
             except Exception:  # a defect of moorage: the next check may succeed
-                log.exception("mps: GPU %d could not be checked", gpu.device.index)
+                log.exception("mps: the daemon of GPU %d could not be checked", gpu.device.index)
 
     async def _check(self, gpu: _Gpu) -> None:
         joined = [name for name, one in self._sharers.items() if one.slot == gpu.slot and one.joined and not one.over]

@@ -467,8 +467,9 @@ class Supervised(asyncio.Protocol):
         elif not self._warned:
             self._warned = True
             log.warning(
-                "the supervisor has been silent for %.1f s: is this host overloaded, or its disk? Its jobs run on;"
-                " after %g s it is killed with them",
+                "the supervisor has not answered for %.1f s: check the load of this host and of its disk. The "
+                "jobs run on;"
+                " after %g s without an answer the agent kills the supervisor and all its jobs",
                 quiet_s,
                 self._silence_s,
             )
