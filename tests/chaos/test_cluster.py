@@ -142,8 +142,7 @@ async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_le
         await asyncio.to_thread(first.kill)
         await they_lack([first.name])
         assert (
-            f"copies of the ledger that are not up to date: 1 of 3; see to nats-server {first.name}"
-            in scheduler.words()
+            f"copies of the ledger that are not up to date: 1 of 3; check nats-server {first.name}" in scheduler.words()
         )
         first.start()
         await they_lack([])
