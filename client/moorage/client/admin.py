@@ -102,7 +102,10 @@ class Admin:
         return await self._act("share", tenant=self._tenant(tenant), weight=weight, gpus=gpus, why=why)
 
     async def tenants(self) -> list[TenantRow]:
-        """Return the tenants with jobs, leases, holds, limits or shares; at most 1,000, those with most GPUs first."""
+        """Return the tenants with jobs that have not ended, leases, holds, limits or shares.
+
+        At most 1,000, those with most GPUs first.
+        """
         answer = await self._client.operate("tenants")
         return msgspec.convert(answer.data["tenants"], list[TenantRow])
 

@@ -22,7 +22,11 @@ RECORDS_BETWEEN: Final = 50_000
 
 
 class SchedulerSettings(Config, frozen=True, kw_only=True):
-    """The settings of one scheduler process. Raises ValueError for invalid values."""
+    """The settings of one scheduler process.
+
+    Raises ValueError for an invalid prefix or ranker, and for times that contradict each other. Ranges and choices of
+    single values are checked where settings are read (`scheduler_settings`).
+    """
 
     nats: Annotated[
         str | None, setting("URL or nats context of the users' account; else the one that the nats command would use.")

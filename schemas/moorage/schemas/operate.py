@@ -1,7 +1,8 @@
 """What an operator may ask of jobs, tenants and workers on `moorage.admin.<verb>`, and how it is answered.
 
-Every act names who asks (`by`) and why, both for the ledger, the job's story and `explain`. All of them are
-idempotent: what is so already is answered with `"changed": false` and recorded once.
+Every act names who asks (`by`) and why, both for the ledger, the job's story and `explain`. Where the state asked for
+exists already, the answer is `"changed": false` and nothing is recorded. Two kinds are no such states: a second
+`requeue` ends the attempt that runs by then, and acts on dead letters are in the scheduler's log, not in the ledger.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ RULES: Final = add(
 )
 LABEL: Final = add(
     "label",
-    "no worker has the labels that it requires",
-    "ask for labels that moorage fleet --json shows",
+    "no remaining worker has all the labels that it requires",
+    "ask for labels of a worker that has its driver: moorage fleet --json shows them",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )

@@ -65,7 +65,7 @@ def audit(
             say(_summary(answer.data))
             _tell_silent(answer.data)
             return 0
-        say(f"drift: {many(len(standing), 'difference')} between ledger and workers; {_summary(answer.data)}")
+        say(f"drift: {many(len(standing), 'difference')} between ledger, workers and devices; {_summary(answer.data)}")
         _tell_silent(answer.data)
         say(_fix_after_once() if quick else _fix(standing))
         return EXIT_DRIFT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,7 +13,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import fail, say, tell
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.files import read_within
-from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.options import RowOptions, with_client
 from moorage.cli.framework.render import facts, table, utc
 from moorage.schemas.units import many
 
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.errors import Rejected
 
+
+@dataclass(frozen=True)
+class LetterOptions(RowOptions):
+    """The same options, but without --tenant it is about all tenants."""
+
+    tenant: Annotated[str | None, Parameter(help="Only this tenant's. Default: all tenants.", value="NAME")] = None
+
+
+LETTERS: Final = LetterOptions()
 WHICH: Final = "Numbers of dlq list, several with commas, or all (with --tenant, all of one)."
 WHY: Final = "For the scheduler's log."
 ALL: Final = "all"
@@ -27,10 +37,11 @@ MESSAGE_CHARS_MAX: Final = 60
 BODY_BYTES_MAX: Final = 64 * 1024
 
 
-def list_letters(*, options: RowOptions = ROWS) -> int:
-    """Queued requests that could not be read or were refused, oldest first; of one tenant with --tenant.
+def list_letters(*, options: LetterOptions = LETTERS) -> int:
+    """Queued requests that could not be read or were refused, oldest first.
 
-    The sender of a queued request gets no answer. So refused requests are kept here: for 30 days, and at most 100,000.
+    The sender of a queued request gets no answer. So refused requests are kept here: for 30 days, at most 100,000, of
+    one tenant 10,000.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -50,7 +61,9 @@ def list_letters(*, options: RowOptions = ROWS) -> int:
     return with_client(options, work)
 
 
-def show(letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *, options: RowOptions = ROWS) -> int:
+def show(
+    letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *, options: LetterOptions = LETTERS
+) -> int:
     """One dead letter: where it was published, why it was refused, and the message as it came."""
 
     async def work(client: AsyncClient) -> int | None:
@@ -83,7 +96,7 @@ def resend(
         Path | None, Parameter(names=("-f", "--file"), help="A request to send instead of the refused one; - is stdin.")
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
-    options: RowOptions = ROWS,
+    options: LetterOptions = LETTERS,
 ) -> int:
     """Submit dead letters again, each for its own tenant and under its own job id; what is accepted leaves the list.
 
@@ -110,7 +123,7 @@ def resend(
 def drop(
     *letters: Annotated[str, Parameter(help=WHICH)],
     why: Annotated[str, Parameter(help=WHY)] = "",
-    options: RowOptions = ROWS,
+    options: LetterOptions = LETTERS,
 ) -> int:
     """Delete dead letters for good; the log keeps who did it and why."""
 

@@ -47,7 +47,8 @@ def mig(
     """Divide a GPU of this host into other MIG slices.
 
     Run it as root on the worker's host. It drains the worker, waits until the last job and lease there has ended,
-    destroys the slices of that GPU, makes the new ones, waits until the worker lists them, and opens the worker again.
+    destroys the slices of that GPU, makes the new ones, waits until the worker lists them, and opens the worker again
+    if it was open before, also when it gives up after --at-most.
     A layout that does not fit leaves the former slices. If this is cut off, the worker stays drained: the same command
     once more makes what is missing, and moorage uncordon opens the worker.
     """
