@@ -157,7 +157,7 @@ async def test_a_service_says_that_it_does_not_read_the_file_of_its_folder(tmp_p
     process = await start(service, *NOWHERE[:2], cwd=tmp_path, env={"MOORAGE_LEDGER_URL": NOWHERE[1]})
     here = tmp_path / "moorage.toml"
     err = Lines(process.stderr)
-    await err.until(f"{here} is not read; to read it: --settings moorage.toml, or MOORAGE_SETTINGS={here}")
+    await err.until(f"{here} is not read; to read this file: --settings moorage.toml, or MOORAGE_SETTINGS={here}")
     process.kill()
     await process.wait()
     process = await start(service, *NOWHERE[:2], "--settings", "moorage.toml", cwd=tmp_path)
