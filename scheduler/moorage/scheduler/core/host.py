@@ -402,12 +402,12 @@ class Host:
             slots = fit.mask & (self.open if now else self.lent)
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
-            beside = self.rooms(shape, fit) if now and self.shared else {}
+            beside = self.rooms_on_shared(shape) if now and self.shared else {}
             guests = self.lendable_to(shape).bit_count() // shape.count if now else 0
             if shape.mode <= EXCLUSIVE or shape.count == 1:
                 most = min(most, (sum(beside.values()) + self.cls.places(slots, shape)) // shape.count + guests)
             else:
-                most = min(most, _groups(shape.count, [*beside.values(), *self.rooms_of(slots, shape).values()]))
+                most = min(most, _groups(shape.count, [*beside.values(), *self.rooms_on_empty(slots, shape).values()]))
         if shape.cpu_milli and self.cpu_milli:
             most = min(most, (self.cpu_free if now else self.cpu_milli) // shape.cpu_milli)
         if shape.memory_mib and self.memory_mib:
@@ -421,14 +421,15 @@ class Host:
         room = max(self.free.bit_count() + len(self.shared), self.frozen.bit_count() if shape.guest else 0)
         return shape.count <= room and not self.cls.fit(shape).reason
 
-    def rooms(self, shape: Shape, fit: Fit) -> dict[int, int]:
+    def rooms_on_shared(self, shape: Shape) -> dict[int, int]:
         """Return the shared devices on which a shape has room, by slot, each with the number of sharers that fit."""
+        mask = self.cls.fit(shape).mask
         rooms = {
-            slot: self.room_beside(slot, device, shape) for slot, device in self.shared.items() if fit.mask >> slot & 1
+            slot: self.room_beside(slot, device, shape) for slot, device in self.shared.items() if mask >> slot & 1
         }
         return {slot: room for slot, room in rooms.items() if room}
 
-    def rooms_of(self, slots: int, shape: Shape) -> dict[int, int]:
+    def rooms_on_empty(self, slots: int, shape: Shape) -> dict[int, int]:
         """Return for each of these empty slots how many sharers of a shape fit there."""
         return {slot: self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1}
 

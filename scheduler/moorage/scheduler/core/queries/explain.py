@@ -222,9 +222,7 @@ def _free(host: Host, shape: Shape) -> int:
         return 0
     mask = host.open & host.cls.fit(shape).mask
     if shape.mode > EXCLUSIVE:
-        for slot, device in host.shared.items():
-            if host.room_beside(slot, device, shape):
-                mask |= 1 << slot & host.cls.fit(shape).mask
+        mask |= sum(1 << slot for slot in host.rooms_on_shared(shape))
     return max(mask.bit_count(), host.lendable_to(shape).bit_count())
 
 

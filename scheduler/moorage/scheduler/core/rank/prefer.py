@@ -48,9 +48,7 @@ class Preferring(Pack):
     def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:
         """Return the mask of a host's devices with the most sharers, or the fewest; None if too few fit."""
         users = {slot: 0 for slot in range(len(host.cls.devices)) if (host.open & fit.mask) >> slot & 1}
-        for slot, device in host.shared.items():
-            if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
-                users[slot] = device.users
+        users |= {slot: host.shared[slot].users for slot in host.rooms_on_shared(shape)}
         if len(users) < shape.count:
             return None
         sign = -1 if shape.prefer == "pack" else 1

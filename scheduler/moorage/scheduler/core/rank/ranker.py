@@ -213,10 +213,10 @@ class Pack(Ranker):
             for num, host in cls.hosts.items():
                 if host.bucket < 0 or num in excluded or not host.fits_host(shape):
                     continue
-                joined, free = host.rooms(shape, fit), host.open & fit.mask
+                joined, free = host.rooms_on_shared(shape), host.open & fit.mask
                 if not joined or len(joined) + free.bit_count() < shape.count:
                     continue
-                rooms = joined | host.rooms_of(free, shape)
+                rooms = joined | host.rooms_on_empty(free, shape)
                 slots = sorted(rooms, key=rooms.__getitem__, reverse=True) if shape.together > 1 else list(rooms)
                 mask = sum(1 << slot for slot in slots[: shape.count])
                 return Choice(host, mask, (free & ~mask).bit_count())
@@ -252,9 +252,7 @@ class Pack(Ranker):
             return 0
         mask = host.open & fit.mask
         if shape.mode > EXCLUSIVE:
-            for slot, device in host.shared.items():
-                if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
-                    mask |= 1 << slot
+            mask |= sum(1 << slot for slot in host.rooms_on_shared(shape))
         return whole_slots(host, mask, fit, shape.count) if mask.bit_count() >= shape.count else None
 
 

@@ -21,7 +21,8 @@ from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member, State
 
 #: the most jobs for which others are being ended at one time
 STANDING_MAX: Final = 16
-#: searches for victims each second; one search reads up to `victims.READ_MAX` changed hosts
+#: jobs for which victims are searched each second, by one right after the other; each search reads up to
+#: `victims.READ_MAX` changed hosts
 SEARCHES_MAX: Final = 2
 #: jobs asked to end that are tracked from record to record
 FOLLOWED_MAX: Final = 10_000
