@@ -95,7 +95,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
 def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
     """The sharing modes for which a worker keeps some of its devices: a line for each of those."""
     return [
-        (f"GPU {device['slot']}: only for jobs with {' or '.join(device['modes'])}")
+        f"GPU {device['slot']}: only for jobs with {' or '.join(device['modes'])}"
         for device in devices
         if device.get("modes")
     ]

@@ -238,9 +238,9 @@ async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: 
     from moorage.client.planning import first_possible
 
     chosen = await first_possible(plan, choices)
-    if chosen.gpu != request.gpu or chosen.replicas != request.replicas:
-        asked = (flags.or_gpu or [])[choices.index(chosen) // len(drivers_of(flags)) - 1]
-        say(f"no worker could ever give {flags.gpu}; the job asks for {asked} instead")
+    at = choices.index(chosen) // len(drivers_of(flags))
+    if at and flags.or_gpu:
+        say(f"no worker could ever give {flags.gpu}; the job asks for {flags.or_gpu[at - 1]} instead")
     return chosen
 
 

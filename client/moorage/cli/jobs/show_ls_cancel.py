@@ -253,9 +253,8 @@ def ls(
 
 
 _TYPED: Final = (
-    "warning[unknown-job]: no job {name} is known; the next job that is submitted under this id is CANCELLED at "
-    "once, and"
-    " this cannot be undone: moorage ls shows the jobs that exist"
+    "warning[unknown-job]: no job {name} is known; the next job that is submitted under this id is CANCELLED at once, "
+    "and this cannot be undone: moorage ls shows the jobs that exist"
 )
 
 
