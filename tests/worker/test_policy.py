@@ -144,6 +144,16 @@ def test_a_tenants_user_is_the_workers_to_say() -> None:
             some.check_program("acme", run("true", user=user))
 
 
+@pytest.mark.parametrize("user", [None, "0", "41001"])
+def test_a_tenant_without_a_user_has_no_jobs_where_users_are_set_by_tenant(user: str | None) -> None:
+    some = policy(run_as_for={"acme": "41001"})
+    for check in (some.check_user, some.check_program):
+        check("acme", run("true"))
+        with pytest.raises(Refused, match="no user is set for jobs of tenant beta"):
+            check("beta", run("true", user=user))
+    policy(run_as="65534").check_user("beta", run("true"))
+
+
 def test_users_need_root_and_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     policy(run_as="41001").check_host()

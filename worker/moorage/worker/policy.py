@@ -110,8 +110,8 @@ class Policy:
     def mps_users(self) -> dict[str, int] | None:
         """Return a number per tenant for the join: tenants whose jobs run as the same user have the same number.
 
-        Tenants that have the user of all others are left out, and so are tenants whose requests may name a user. None
-        if it would not fit a join: then this worker finds out by itself which jobs may not share a GPU.
+        Tenants that have the user of all others are left out, and so are tenants for which no user is set. None if it
+        would not fit a join: then this worker finds out by itself which jobs may not share a GPU.
         """
         users = dict(self._users)
         if self._user is not None:
@@ -140,9 +140,7 @@ class Policy:
         If the tenant's programs are restricted, environment variables that could replace the program are refused too:
         those that load code (`LD_*`), and `PATH` for a program that is named without a slash.
         """
-        user = self.user_of(tenant)
-        if user is not None and run.user not in (None, user):
-            raise _not_permitted(f"jobs of tenant {tenant} run as {user} on this worker", str(run.user), (user,))
+        self.check_user(tenant, run)
         if not self._programs:
             return
         allowed = self._programs.get(tenant, self._programs.get(OTHERS, ()))
@@ -157,6 +155,17 @@ class Policy:
                     (),
                 )
 
+    def check_user(self, tenant: str, run: Run) -> None:
+        """Raise `Refused` if this worker does not run the tenant's jobs, or not as the requested user.
+
+        Where users are set by tenant and none is for this one, its jobs would run as the agent's own user, root.
+        """
+        user = self.user_of(tenant)
+        if user is None and self._users:
+            raise _not_permitted(f"no user is set for jobs of tenant {tenant} on this worker", str(run.user), ())
+        if user is not None and run.user not in (None, user):
+            raise _not_permitted(f"jobs of tenant {tenant} run as {user} on this worker", str(run.user), (user,))
+
     def check_secrets(self, tenant: str, env: Mapping[str, str | Secret]) -> None:
         """Raise `Refused` if the tenant may not use a secret that its request names, whether it exists or not."""
         if not self._secrets:
@@ -168,8 +177,9 @@ class Policy:
                 raise _not_permitted(f"tenant {tenant} may not have the secret {name} on this worker", name, allowed)
 
     def user_of(self, tenant: str) -> str | None:
-        """Return the user that the tenant's jobs run as; None if the request may name it (the agent's own user by
-        default).
+        """Return the user that the tenant's jobs run as; None if no user is set for it.
+
+        Then the request may name one (by default it is the agent's own), unless `check_user` refuses the tenant.
         """
         return self._users.get(tenant, self._users.get(OTHERS, self._user))
 

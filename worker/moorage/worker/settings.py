@@ -214,7 +214,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | None, setting("User that runs every job; without it the request's user, or the agent's own. Needs root.")
     ] = None
     run_as_for: Annotated[
-        dict[str, str], setting("User that runs a tenant's jobs, name or uid; * is every other tenant. Needs root.")
+        dict[str, str],
+        setting("User that runs a tenant's jobs, name or uid; * is every other tenant, by default run_as. Needs root."),
     ] = {}
     stream_output: Annotated[bool, setting("Publish the jobs' output while they run; it is kept in any case.")] = True
     output_cap_bytes: Annotated[

@@ -6,7 +6,7 @@ Only a job that surely ends before that start may be placed there (backfill; Lif
 1995), judged by its time limit or by earlier runs. There is one reservation at a time.
 
 Requests that need whole hosts get room only through a reservation; for smaller requests, room appears by itself. So
-whole-host requests go first. But the overdue job that waits longest among the smaller requests is passed only until as
+whole-host requests go first. But the first in order of the overdue jobs with smaller requests is passed only until as
 many hosts were reserved before it as the fleet has. Then it goes first.
 
 Hosts reserved for a gang stand idle until the last of them is free. So a gang that needs n of H hosts, and became the
