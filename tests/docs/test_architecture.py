@@ -62,7 +62,8 @@ def test_recipes_count_their_files() -> None:
             "An operator's verb",
             files_with(r"RequeueAct|\"requeue\"", "schemas", "scheduler", "client")
             | files_with(r"^(async )?def requeue\(", "client")
-            | files_with(r"\ndef requeue\(", "client"),
+            | files_with(r"\ndef requeue\(", "client")
+            | files_with(r"\"admin requeue\"", "client"),
         ),
         ("A driver", files_with(r"\bclass Noop|:NoopDriver\"", "schemas", "worker")),
         ("A setting of the scheduler", files_with(r"\n    reserve_after: |config\.reserve_after", "scheduler")),

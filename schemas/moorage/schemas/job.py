@@ -78,10 +78,10 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     """The workload of every replica. Durations are in seconds.
 
     The checkpoint signal is sent once in each attempt: before `timeout_s` or the job's `deadline_s` ends it (at once if
-    less time is left than `checkpoint_before_s`), and with the notice that an operator or a failing GPU will end it. It
-    goes to the main process, or, if that has no handler for it, to the nearest processes below it that have one, and
-    never to a process that it would kill. A function sees `context.checkpoint_asked`. In all other cases a job ends by
-    SIGTERM, and has `grace_s` to save what there is.
+    less time is left than `checkpoint_before_s`), before a planned drain, a failing GPU or a preemption ends it, and to
+    a guest before it gives its devices back. It goes to the main process, or, if that has no handler for it, to the
+    nearest processes below it that have one, and never to a process that it would kill. A function sees
+    `context.checkpoint_asked`. In all other cases a job ends by SIGTERM, and has `grace_s` to save what there is.
     """
 
     driver: str = DRIVER_DEFAULT  # what runs it; workers say in hello which drivers they have
