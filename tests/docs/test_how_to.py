@@ -23,7 +23,7 @@ NOT_RUN: Final = {
     "docs/how-to/run-in-kubernetes.md": 2,  # a cluster
     "docs/how-to/run-virtual-machines.md": 1,  # the installation
     "docs/index.md": 4,  # the installation, and the first steps of the pages that it leads to
-    "docs/tutorial/first-worker.md": 3,  # a GPU, a server and an account of the reader's own
+    "docs/tutorial/first-worker.md": 4,  # a GPU, a server and an account of the reader's own
     "docs/tutorial/ten-minutes.md": 1,  # the installation
 }
 
