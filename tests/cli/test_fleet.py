@@ -149,7 +149,7 @@ async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_
 async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None:
     try:
         drained = await node.run("drain", "sim-0001", "--from", "2h", "--for", "1h", "--why", "firmware")
-        said = r"draining begins (today|tomorrow) \d\d:\d\d, in 2h, open again 1h after: firmware"
+        said = r"draining begins (today|tomorrow) \d\d:\d\d, in 2h, open again 1h after the drain begins: firmware"
         assert re.fullmatch(said, drained.rows[0][1])
         told = (await node.run("fleet")).err
         assert "sim-0001: drained in 1h59m" in told or "sim-0001: drained in 2h" in told
