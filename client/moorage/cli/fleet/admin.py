@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
     from moorage.client.errors import Rejected
     from moorage.schemas.operate import Done, Hold, Limit, Share
 
+
+@dataclass(frozen=True)
+class TenantOptions(RowOptions):
+    """The same options, of verbs that take no tenant by default: an operator names it."""
+
+    tenant: Annotated[
+        str | None, Parameter(help="The tenant; needed, unless $MOORAGE_TENANT names it.", value="NAME")
+    ] = None
+
+
+OF_TENANT: Final = TenantOptions()
 WHY: Final = "The reason; show, explain and the ledger have it."
 QUEUE: Final = "The tenant's whole queue, future jobs included, instead of single jobs."
 
@@ -248,7 +260,7 @@ def limit(
         Parameter(help="The most jobs of the tenant that have not ended; none removes the limit.", value="NUMBER"),
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
-    options: RowOptions = ROWS,
+    options: TenantOptions = OF_TENANT,
 ) -> int:
     """Limit a tenant: the number of GPUs leased at once, the number of jobs that have not ended.
 
@@ -279,7 +291,7 @@ def share(
         int | None, Parameter(help="Guaranteed GPUs, lent to other tenants while idle; 0 removes them.", value="NUMBER")
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
-    options: RowOptions = ROWS,
+    options: TenantOptions = OF_TENANT,
 ) -> int:
     """Set a tenant's share: its weight, and the GPUs that it is guaranteed.
 

@@ -34,13 +34,19 @@ def drain(
         str | None,
         Parameter(
             names=("--from",),
-            help="Begin the drain later: at a time such as 22:00, or after a time such as 2h.",
+            help="Begin the drain later: at 22:00, or in 2h. Jobs there must have ended by then, or, with --within, "
+            "that much later.",
             value="WHEN",
         ),
     ] = None,
     last: Annotated[
         str | None,
-        Parameter(names=("--for",), help="Open the worker again this long after the drain began.", value="2h"),
+        Parameter(
+            names=("--for",),
+            help="Open the worker again this long after the drain began. Jobs there must have ended when it begins, or, "
+            "with --within, that much later.",
+            value="2h",
+        ),
     ] = None,
     why: Annotated[str, Parameter(help="The reason; explain, show and the ledger have it.")] = "",
     options: Options = DEFAULTS,
@@ -98,6 +104,10 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
     if begin:
         in_s = seconds_until(begin, asked)
         parts = [f"draining begins {day_and_time(asked + timedelta(seconds=in_s), asked)}, in {age(in_s * 1000)}"]
+    if begin and not within:
+        parts.append("empty by then")
+    elif last and not within:
+        parts.append("the jobs on this worker are ended now")
     if within:
         after = _with_unit(within)
         parts.append(f"empty {after} after that at the latest" if begin else f"empty within {after} at the latest")
