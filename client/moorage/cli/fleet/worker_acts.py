@@ -43,8 +43,8 @@ def drain(
         str | None,
         Parameter(
             names=("--for",),
-            help="Open the worker again this long after the drain began. Jobs there must have ended when it begins, or, "
-            "with --within, that much later.",
+            help="Open the worker again this long after the drain began. Jobs there must have ended when it begins, "
+            "or, with --within, that much later.",
             value="2h",
         ),
     ] = None,
