@@ -174,6 +174,6 @@ def test_a_mistyped_group_is_told_as_the_group(capsys: pytest.CaptureFixture[str
 
 def test_what_a_value_may_be_and_where_a_file_goes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["submit", "--priority", "high", "--", "x"]) == EXIT_USAGE
-    assert "fix: --priority takes: 0..100, higher first." in capsys.readouterr().err
+    assert "fix: --priority takes: 0..100, higher first; 50 if it is not given." in capsys.readouterr().err
     assert main.run(["run", "-f", "requests.json"]) == EXIT_USAGE
     assert "fix: moorage submit -f FILE" in capsys.readouterr().err

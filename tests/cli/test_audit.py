@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.cli.fleet.audit import _summary, drift_of, in_both
+from moorage.cli.fleet.audit import _no_drift, drift_of, in_both
 
 
 def test_only_what_both_looks_show_is_drift() -> None:
@@ -15,7 +15,10 @@ def test_only_what_both_looks_show_is_drift() -> None:
 
 
 def test_the_summary_counts_attempts() -> None:
-    assert (
-        _summary({"workers": 1, "members": 2, "leases": 3, "drift": []})
-        == "no drift: 1 worker, 2 attempts, 3 GPUs leased"
-    )
+    data = {"workers": 1, "members": 2, "leases": 3, "drift": []}
+    assert _no_drift(data) == "no drift: 1 worker, 2 attempts, 3 GPUs leased"
+
+
+def test_what_only_the_second_look_shows_is_no_drift_and_is_counted() -> None:
+    data = {"workers": 1, "members": 2, "leases": 3, "drift": [{"worker": "n3", "kind": "silent"}]}
+    assert _no_drift(data) == "no drift: 1 worker, 2 attempts, 3 GPUs leased; 1 difference found only once"

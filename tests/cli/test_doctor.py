@@ -48,7 +48,7 @@ async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
         assert found[name]["verdict"] == "ok", found[name]
     assert "epoch" in found["leader"]["found"]
     assert "simulated" in found["workers"]["found"]
-    assert "sync_interval is always" in found["sync"]["found"]
+    assert "sync_interval: always is set" in found["sync"]["found"]
     text = await node.run("doctor", tenant=unique)
     assert {row[0] for row in text.rows} <= {"ok", "warn", "fail"}
     assert "0 fail" in text.err
@@ -81,9 +81,19 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
 def test_the_doctor_finds_a_gpu_that_two_workers_lend() -> None:
     row = {"uuid": "GPU-1", "worker": "w0", "other": "w1"}
     one = checks_fleet.lent_twice([row, {**row, "uuid": "GPU-2"}])
-    assert (one.verdict, one.found) == ("warn", "workers w0 and w1 both offer the GPU GPU-1: it gets jobs of both")
+    assert (one.verdict, one.found) == ("warn", "workers w0 and w1 both offer the GPU GPU-1, so it gets jobs of both")
     assert "restart the agent that should not offer the GPU, for example w1" in one.fix
-    assert "and so do 1 more pair of workers" in checks_fleet.lent_twice([row, {**row, "other": "w2"}]).found
+    assert (
+        "the same holds for GPUs of 1 more pair of workers"
+        in checks_fleet.lent_twice([row, {**row, "other": "w2"}]).found
+    )
+
+
+def test_what_the_leader_switched_off_is_told_though_it_counts_no_failure() -> None:
+    figures = {"counts": {}, "safe_mode": True, "plain_ranker": False, "tenants": [], "workers": []}
+    check = checks_fleet.contained_failures(figures)
+    because = "because the leaders before it died"
+    assert check.found == f"the leader writes one event in each ledger record, {because}"
 
 
 def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
@@ -106,9 +116,7 @@ def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
             check for check in checks_fleet.of_fleet({**fleet, "request_queue": queue}) if check.name == "queue-room"
         )
         assert found.verdict == verdict
-        assert found.found.startswith(
-            f"3 messages wait in the durable queue, which is {size // 10} % full (of 1000 MiB)"
-        )
+        assert found.found.startswith(f"the durable queue holds 3 messages and is {size // 10} % full (of 1000 MiB)")
 
 
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:

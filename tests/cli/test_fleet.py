@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from moorage.cli.fleet.worker_acts import _asked_for
 from moorage.schemas.frames import Held
 from tests.cli.node import Lines, Node, start
 from tests.cli.scripted_worker import ScriptedWorker, fact
@@ -149,8 +151,8 @@ async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_
 async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None:
     try:
         drained = await node.run("drain", "sim-0001", "--from", "2h", "--for", "1h", "--why", "firmware")
-        said = r"draining begins (today|tomorrow) \d\d:\d\d, in 2h, open again 1h after: firmware"
-        assert re.fullmatch(said, drained.rows[0][1])
+        after = "empty by then, open again 1h after the drain begins: firmware"
+        assert re.fullmatch(rf"draining begins (today|tomorrow) \d\d:\d\d, in 2h, {after}", drained.rows[0][1])
         told = (await node.run("fleet")).err
         assert "sim-0001: drained in 1h59m" in told or "sim-0001: drained in 2h" in told
         assert "firmware" in told
@@ -214,3 +216,12 @@ async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique:
         await lines.until(f"goes\t{unique}-w\tworker-only\tghosts/boo/0 fence 999999999\n")
         watching.send_signal(signal.SIGINT)
         assert await watching.wait() == 130
+
+
+def test_a_drain_for_a_time_says_when_its_jobs_have_to_be_gone() -> None:
+    asked = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    now = ["draining", "the jobs on this worker are ended now", "open again 2h after the drain begins"]
+    assert _asked_for(None, None, "2h", asked) == now
+    later = ["draining begins today 14:00, in 2h", "empty by then", "open again 2h after the drain begins"]
+    assert _asked_for(None, "2h", "2h", asked) == later
+    assert _asked_for("30m", None, None, asked) == ["draining", "empty within 30m at the latest"]

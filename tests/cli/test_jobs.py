@@ -76,7 +76,8 @@ async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(n
 async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) -> None:
     ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", "--", "hang", tenant=unique)
     assert ran.code == 0
-    assert "warning[no-match]: no known worker could run this job: the fleet has NVIDIA H100" in ran.err
+    missing = "no worker with the driver noop has a GPU of this model; the fleet has NVIDIA H100"
+    assert f"warning[no-match]: no known worker could run this job: {missing}" in ran.err
     why = await node.run("explain", "w", tenant=unique)
     facts = dict(why.rows)
     assert facts["reason"].startswith("model: ")

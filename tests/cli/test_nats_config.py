@@ -161,7 +161,7 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
         (("--server", "[fe80::1%eth0]"), "is not the address of a server"),
         (("--server", "h1,h2"), "'h1,h2' is not the address of a server"),
         (("--server", "h1:63536"), "the port at most 63535"),
-        (("--shared", "--results"), "account of one's own"),
+        (("--shared", "--results"), "each tenant to have an account of its own"),
         (("--prefix", "a b"), "'a b' is not a valid prefix"),
         (("--auth", "env", "--worker", "w-1", "--worker", "w_1"), "one variable"),
     ],

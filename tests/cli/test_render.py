@@ -124,8 +124,8 @@ def test_output_of_replicas_comes_in_whole_lines_with_the_replica_before_each() 
 
 
 def test_why_a_job_waits_in_a_line() -> None:
-    explained = {"reason": "busy", "means": "the GPUs that could run it are leased", "position": 2, "queued": 5}
-    assert waits(explained) == "2nd of 5  busy: the GPUs that could run it are leased"
+    explained = {"reason": "busy", "means": "jobs lease the GPUs that it needs", "position": 2, "queued": 5}
+    assert waits(explained) == "2nd of 5  busy: jobs lease the GPUs that it needs"
     assert waits(explained | {"queued_of": "replicas"}).startswith("2nd of 5 replicas  busy")
     more = {"needs": "1 more H100 on one host", "starts": {"p50_ms": 240_000}}
     assert waits({**explained, **more}) == "2nd of 5  ~4m  busy: needs 1 more H100 on one host"

@@ -36,6 +36,6 @@ def test_the_answer_says_how_each_attempt_takes_its_part() -> None:
     done = Done("resize", True, state="RUNNING", resized=Resized(8192, 40, 1, {"live": 2, "counted": 1}))
     assert _resized(done) == (
         "40 % of compute, 8192 MiB of memory of each GPU, the job is RUNNING"
-        "; 1 attempt in the scheduler's count only: no limiter enforces the share on the running processes; 2 "
-        "attempts at once: the limiter enforces the new share"
+        "; for 1 running attempt it takes effect in the scheduler's count only: no limiter enforces the share on the "
+        "running processes; for 2 running attempts it takes effect at once: the limiter enforces the new share"
     )

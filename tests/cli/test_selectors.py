@@ -49,7 +49,7 @@ async def test_what_is_not_one_job_is_told_with_the_candidates() -> None:
         await some_jobs(client)
         with pytest.raises(Rejected) as ambiguous:
             await ids_of(client, ["tr"])
-        assert ambiguous.value.why == "tr is the beginning of 3 jobs: train-43, train-42, train-4"
+        assert ambiguous.value.why == "3 jobs have ids that begin with tr: train-43, train-42, train-4"
         assert ambiguous.value.fixes
         for word in ("nobody", "=trai", "nobody*"):
             with pytest.raises(NotFound):
@@ -87,7 +87,7 @@ async def test_a_cancel_takes_names_as_they_stand_and_beginnings_only_of_ids_tha
         assert await ids_to_cancel(client, ["train-*"]) == ["train-43", "train-42", "train-4"]  # not what is over
         other = made_up[:-1] + ("0" if made_up[-1] != "0" else "1")
         await client.submit({**HANG, "job": other})
-        with pytest.raises(ClientError, match="beginning of 2"):
+        with pytest.raises(ClientError, match="2 jobs have ids that begin"):
             await ids_to_cancel(client, [made_up[:-1]])
 
 
@@ -122,7 +122,8 @@ async def test_a_beginning_beyond_what_is_looked_at_says_so() -> None:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             assert len(await ids_to_cancel(client, ["train-*"])) == LOOKED_AT_MAX
         assert (
-            "train-* was searched for only among the newest 1000 of 1005 jobs; run the command again"
+            "train-* was searched for only among the newest 1000 of 1005 jobs that have not ended; "
+            "run the command again"
         ) in said.getvalue()
 
 

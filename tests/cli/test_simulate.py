@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moorage.cli.study.simulate import whole
+from moorage.schemas.reasons import REASONS
 from tests.cli.node import moorage, on_a_terminal, read_all
 
 LINES = '{"at_s": 0, "runs_s": 60, "request": {"job": "a", "gpu": {}}}\n{"at_s": 1, "runs_s": 60}\n'
@@ -121,7 +122,7 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
     assert "1 of 2 jobs ended" in ran.err
     assert "1 never started" in ran.err
-    assert "  t/job-1 never started: count: no worker has that many matching GPUs (it asks for 16xany)" in ran.err
+    assert f"  t/job-1 never started: count: {REASONS['count'].means} (it asks for 16xany)" in ran.err
     told = json.loads((await moorage("simulate", str(file), "--fleet", "1x8xH100", "--json")).out)
     assert list(told["never"]) == ["t/job-1"]
 

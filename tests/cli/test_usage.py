@@ -17,7 +17,7 @@ from tests.cli.node import Node
 async def test_what_a_job_had_is_told_as_table_csv_and_json(node: Node, unique: str) -> None:
     empty = await node.run("usage", tenant=unique)
     assert (empty.code, empty.out) == (0, "")
-    assert empty.err.startswith("no job has been given a GPU since ")
+    assert empty.err.startswith("no GPU time has been counted since ")
     ran = await node.run("run", "--gpu", "1xH100", "--job", "j", "--", "sleep", "1", tenant=unique)
     assert ran.code == 0, ran.err
     told = await node.run("usage", "--by", "tenant,model", "--csv", tenant=unique)

@@ -535,7 +535,10 @@ def test_no_match_waits_with_the_nearest_names() -> None:
     drive = Driving()
     drive.worker("w0", models=["NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB"])
     answer = drive.submit("j", gpu={"model": "NVIDIA H200"})
-    assert answer["warnings"] == ["no-match: the fleet has NVIDIA H100 PCIe, NVIDIA A100-SXM4-80GB"]
+    assert answer["warnings"] == [
+        "no-match: no worker with the driver noop has a GPU of this model; the fleet has NVIDIA H100 PCIe, "
+        "NVIDIA A100-SXM4-80GB"
+    ]
     assert drive.states("j") == ["QUEUED"]
     drive.worker("w1", models=["NVIDIA H200"])
     drive.tick()
@@ -545,24 +548,36 @@ def test_no_match_waits_with_the_nearest_names() -> None:
 @pytest.mark.parametrize(
     ("asks", "why"),
     [
-        ({"gpu": {"model": "H200"}}, "the fleet has NVIDIA H100"),
-        ({"gpu": {"count": 3}}, "the most such GPUs on one host is 2"),
-        ({"gpu": {"min_memory_mib": 90_000}}, "the largest GPU that it names has 81559 MiB"),
-        ({"gpu": {"vendor": "amd"}}, "the fleet's GPUs are by nvidia"),
-        ({"gpu": {"sharing": "time-slice", "time_slice_index": 2}}, "no worker has such a GPU with the index 2"),
-        ({"gpu": {"sharing": "mps"}}, "no worker with GPUs offers its sharing mode, but exclusive, time-slice"),
+        (
+            {"gpu": {"model": "H200"}},
+            "no worker with the driver noop has a GPU of this model; the fleet has NVIDIA H100",
+        ),
+        ({"gpu": {"count": 3}}, "the most matching GPUs on one worker is 2"),
+        ({"gpu": {"min_memory_mib": 90_000}}, "the largest GPU that matches otherwise has 81559 MiB"),
+        (
+            {"gpu": {"vendor": "amd"}},
+            "no worker with the driver noop has a GPU by amd; the GPUs of these workers are by nvidia",
+        ),
+        ({"gpu": {"sharing": "time-slice", "time_slice_index": 2}}, "no worker has a matching GPU with the index 2"),
+        (
+            {"gpu": {"sharing": "mps"}},
+            "no worker with GPUs and the driver noop offers its sharing mode; these workers offer exclusive,",
+        ),
         (
             {"gpu": {"model": "H200"}, "run": {"driver": "docker", "argv": ["x"]}},
-            "no worker offers the driver docker, but noop, process",
+            "no worker offers the driver docker; the workers offer noop, process",
         ),
         (
             {"gpu": {"model": "H200"}, "requires": {"zone": ["x", "y"]}},
-            "no worker is labelled zone=x or zone=y: the fleet has zone=a, b",
+            "no worker with the driver noop is labelled zone=x or zone=y: the fleet has zone=a, b",
         ),
-        ({"gpu": {}, "requires": {"rack": ["1"]}}, "no worker is labelled rack=1: no worker has the label rack"),
+        (
+            {"gpu": {}, "requires": {"rack": ["1"]}},
+            "no worker with the driver noop is labelled rack=1: no worker has the label rack",
+        ),
         (
             {"gpu": {}, "requires": {"zone": ["a"], "disk": ["ssd"]}},
-            "no worker has all the labels that it requires, though each label is on some worker",
+            "no worker with the driver noop has all the labels that it requires, though each label is on one",
         ),
         (
             {"gpu": {}, "resources": {"cpu_milli": 9_000}},
@@ -582,19 +597,25 @@ def test_no_match_names_what_is_missing_not_only_models(asks: dict[str, Any], wh
 
 def test_no_match_names_what_keeps_it_from_the_worker_that_comes_nearest() -> None:
     drive = Driving()
-    drive.worker("w0", drivers=["noop"])
+    drive.worker("w0", drivers=["noop"], labels={"zone": "b"})
     drive.worker("w1", labels={"zone": "a"}, models=["NVIDIA A100-SXM4-80GB"])
     (why,) = drive.submit("j", gpu={"model": "H200"}, run={"argv": ["x"]}, requires={"zone": ["a"]})["warnings"]
-    assert why == "no-match: the fleet has NVIDIA A100-SXM4-80GB, NVIDIA H100 80GB HBM3"
+    assert why == (
+        "no-match: no worker with the driver process and its labels has a GPU of this model; the fleet has "
+        "NVIDIA A100-SXM4-80GB, NVIDIA H100 80GB HBM3"
+    )
     (why,) = drive.submit("k", gpu={"count": 2}, run={"argv": ["x"]}, requires={"zone": ["a"]})["warnings"]
-    assert why == "no-match: the most such GPUs on one host is 1"
+    assert why == "no-match: the most matching GPUs on one worker is 1"
+    (why,) = drive.submit("m", gpu={}, run={"argv": ["x"]}, requires={"zone": ["b"]})["warnings"]
+    labelled = "no worker with the driver process is labelled zone=b: the fleet has zone=a, b"
+    assert why == f"no-match: {labelled}", "w0 has the label, but not the driver"
 
 
 def test_no_match_where_some_gpus_are_kept_for_local_claims() -> None:
     drive = Driving()
     drive.worker("w0", 4, lent_slots=[0, 1])
     (why,) = drive.submit("j", gpu={"count": 3})["warnings"]
-    assert why == "no-match: the most such GPUs that one worker lends is 2"
+    assert why == "no-match: the most matching GPUs that one worker lends is 2"
 
 
 @pytest.mark.parametrize(

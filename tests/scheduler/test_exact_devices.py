@@ -213,7 +213,7 @@ def test_a_gpu_that_is_there_and_not_lent_is_none_to_ask_for() -> None:
     drive.submit("many", gpu={"count": 3})
     assert why(drive, "named")["reason"] == "device"
     assert why(drive, "many")["reason"] == "count"
-    assert why(drive, "named")["because"] == "the most such GPUs that one worker lends is 0"
+    assert why(drive, "named")["because"] == "the most matching GPUs that one worker lends is 0"
 
 
 def test_exact_devices_wait_for_the_feature_level() -> None:

@@ -58,7 +58,7 @@ def test_a_profile_that_no_worker_has_is_told() -> None:
     drive = fleet()
     accepted = drive.submit("j", gpu={"profile": "2g.20gb"})
     assert drive.explained("j")["reason"] == "profile"
-    assert "no worker has a MIG slice 2g.20gb" in str(accepted["warnings"])
+    assert "no worker with the driver noop has a MIG slice 2g.20gb" in str(accepted["warnings"])
     drive.submit("busy", gpu={"profile": "1g.10gb"})
     drive.submit("waits", gpu={"profile": "1g.10gb"})
     assert drive.explained("waits")["reason"] == "busy"

@@ -72,7 +72,10 @@ def test_what_no_gpu_has_is_a_reason_of_its_own_with_a_fix() -> None:
         "request": {"gpu": {"vendor": "", "min_compute_capability": "7.0"}},
     }.items() <= drive.fixes("j")[0].items()
     refused = drive.submit("never", on_no_match="reject", **asks("9.0"))
-    assert (refused["code"], "the highest of a GPU that it names is 7.0" in refused["message"]) == ("no-match", True)
+    assert (
+        refused["code"],
+        "the highest compute capability of the GPUs that match otherwise is 7.0" in refused["message"],
+    ) == ("no-match", True)
     drive.submit("fixed", **drive.fixes("j")[0]["request"])
     assert drive.states("fixed") == ["PLACED"]
 
@@ -85,7 +88,7 @@ def test_memory_is_judged_among_the_gpus_that_have_the_capability() -> None:
     drive.submit("j", **asks("9.0", min_memory_mib=100_000))
     assert drive.explained("j")["reason"] == "memory"
     refused = drive.submit("k", on_no_match="reject", **asks("9.0", min_memory_mib=100_000))
-    assert "the largest GPU that it names has 80000 MiB" in refused["message"]
+    assert "the largest GPU that matches otherwise has 80000 MiB" in refused["message"]
     drive.submit("amd", gpu={"vendor": "amd", "min_compute_capability": "9.0"})
     assert drive.explained("amd")["reason"] == "vendor"
 
@@ -93,7 +96,7 @@ def test_memory_is_judged_among_the_gpus_that_have_the_capability() -> None:
 def test_gpus_without_a_capability_have_none() -> None:
     drive = fleet(amd=("amd",) * 2)
     refused = drive.submit("j", on_no_match="reject", **asks("5.0"))
-    assert "the GPUs that it names have none" in refused["message"]
+    assert "the GPUs that match otherwise have no compute capability" in refused["message"]
 
 
 def test_a_capability_waits_for_the_feature_level() -> None:

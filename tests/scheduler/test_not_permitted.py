@@ -248,7 +248,7 @@ def test_nothing_is_placed_where_the_worker_told_that_it_may_not_be() -> None:
     drive = Driving()
     drive.worker("w0", drivers=["noop", "process"], drivers_for={"t": ["process"], "u": ["noop", "process"]})
     answer = drive.submit("j", gpu={})
-    assert answer["warnings"] == ["no-match: no worker lets its tenant have the driver noop"]
+    assert answer["warnings"] == ["no-match: no worker that offers the driver noop lets its tenant have it"]
     drive.submit("mine", tenant="u", gpu={})
     drive.settle()
     assert (drive.states("j"), drive.states("mine", "u")) == (["QUEUED"], ["RUNNING"])
@@ -323,7 +323,7 @@ def test_on_no_match_rejects_what_no_worker_lets_it_have() -> None:
     drive.worker("w0", drivers_for={"u": ["noop"]})
     answer = drive.submit("j", gpu={}, on_no_match="reject")
     assert answer["code"] == "no-match"
-    assert "no worker lets its tenant have the driver noop" in answer["message"]
+    assert "no worker that offers the driver noop lets its tenant have it" in answer["message"]
 
 
 def test_tenants_that_rules_name_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_a_model_that_only_a_device_of_another_mode_has_in_whole_words_is_no_bet
 def test_a_mode_that_no_device_takes_is_a_reason_with_a_fix() -> None:
     drive = fleet(w0=("mps",) * 4, w1=("mps", "time-slice"))
     accepted = drive.submit("j", gpu={})
-    assert "each such GPU is kept for other sharing modes than exclusive" in str(accepted["warnings"])
+    assert "the workers keep each matching GPU for other sharing modes than exclusive" in str(accepted["warnings"])
     told = drive.explained("j")
     assert (told["reason"], told["workers_left"]["slot-mode"]) == ("slot-mode", 0)
     assert "mode mps" in [fix["say"] for fix in drive.fixes("j")]

@@ -100,7 +100,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"a site has 1, 3 or 5 different servers, found {len(set(self.servers))}")
         if self.shared and self.results:
             raise ValueError(
-                "results of functions are read safely from an account of one's own alone: no shared account"
+                "--results and --shared exclude each other: they need each tenant to have an account of its own"
             )
         for kind in ("tenants", "workers", "schedulers", "operators", "observers"):
             found: tuple[str, ...] = getattr(self, kind)

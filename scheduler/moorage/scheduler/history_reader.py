@@ -306,7 +306,7 @@ def _page(
 def _gone(name: str) -> Problem:
     return problem(
         "history-gone",
-        f"the history of {name} is kept no longer",
+        f"the history of {name} is no longer kept, or was never written",
         job=name,
         next="moorage show still knows its state; history_keep and history_bytes say how long the scheduler keeps it",
     )

@@ -62,22 +62,22 @@ def add(
 PLACING: Final = add("placing", "it fits now and is placed with the next record")
 RESTORED: Final = add(
     "restored",
-    "the ledger was restored from a backup, or may be an older copy: nothing is placed while jobs that it does not know"
-    " may still run",
+    "the ledger was restored from a backup, or may be an older copy: no job is placed while jobs that the ledger does"
+    " not know may still run",
     ends=Ends.BY_ACT,
 )
 NO_WORKER: Final = add("no-worker", "no worker has joined", "start one: moorage worker", ends=Ends.NEVER)
 NOT_HEARD: Final = add("not-heard", "no worker that could run it has reported to this leader yet", ends=Ends.BY_ACT)
 DRIVER: Final = add(
     "driver",
-    "no worker offers the driver",
+    "no worker offers the driver of the job",
     "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
     ends=Ends.NEVER,
 )
 RULES: Final = add(
     "rules",
-    "no remaining worker lets its tenant have the driver: the worker's own rules exclude it",
-    "ask the worker's administrator to add it to the tenant's drivers_for, or ask for another driver",
+    "the own rules of each worker that offers the driver exclude the tenant from it",
+    "ask the administrator of a worker to list the driver for your tenant in drivers_for, or ask for another driver",
     ends=Ends.NEVER,
 )
 LABEL: Final = add(
@@ -89,9 +89,11 @@ LABEL: Final = add(
 )
 NO_GPU: Final = add("no-gpu", "no remaining worker has a GPU", ends=Ends.NEVER, cures=_REQUEST, step="with-a-gpu")
 GPU_DRIVER: Final = add(
-    "gpu-driver", "no remaining worker gives GPUs to jobs of the driver", ends=Ends.NEVER, cures=_REQUEST
+    "gpu-driver", "no remaining worker gives GPUs to jobs of its driver", ends=Ends.NEVER, cures=_REQUEST
 )
-SHARING: Final = add("sharing", "no remaining worker offers the sharing mode", ends=Ends.NEVER, cures=_REQUEST)
+SHARING: Final = add(
+    "sharing", "no remaining worker offers the sharing mode that it asks for", ends=Ends.NEVER, cures=_REQUEST
+)
 ENFORCE: Final = add(
     "enforce",
     "no remaining worker enforces the job's share of a GPU as strictly as gpu.enforce requires",
@@ -99,127 +101,135 @@ ENFORCE: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
-VENDOR: Final = add("vendor", "no remaining worker has a GPU of the vendor", ends=Ends.NEVER, cures=_REQUEST)
+VENDOR: Final = add(
+    "vendor", "no remaining worker has a GPU of the vendor that it asks for", ends=Ends.NEVER, cures=_REQUEST
+)
 MODE: Final = add(
     "mode",
-    "no remaining worker has a GPU with such a mode: there is no driver for Apple's GPUs",
+    "the remaining workers have only Apple's GPUs, and no driver gives these the mode that it asks for",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 MODEL: Final = add(
     "model",
-    "no remaining worker has a GPU of the model",
+    "no remaining worker has a GPU of the model that it asks for",
     "ask for a model that moorage fleet shows",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 COMPUTE: Final = add(
     "compute",
-    "no GPU of the model has the compute capability",
+    "every GPU of the remaining workers that matches otherwise has a lower compute capability than it asks for",
     "ask for a lower min_compute_capability, or for another model; moorage fleet WORKER --json shows what each GPU has",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 PROFILE: Final = add(
     "profile",
-    "no remaining worker has a MIG slice of the profile",
+    "no remaining worker has a MIG slice of the profile that it asks for",
     "ask for a profile that moorage fleet shows in the names of its models, or for a whole GPU",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 MEMORY: Final = add(
     "memory",
-    "no GPU of the model has the memory",
+    "every GPU of the remaining workers that matches otherwise has less memory than it asks for",
     "ask for less memory than {asks}; moorage fleet shows the models",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
-SLOT: Final = add("slot", "no worker has the device with that index", ends=Ends.NEVER, cures=_REQUEST)
+SLOT: Final = add(
+    "slot", "no remaining worker has a matching GPU with the index that it asks for", ends=Ends.NEVER, cures=_REQUEST
+)
 SLOT_MODE: Final = add(
     "slot-mode",
-    "the workers reserve the remaining GPUs for other sharing modes",
-    "ask for a mode that the GPU allows, or ask the worker's administrator to change slot_modes",
+    "the remaining workers keep all matching GPUs for other sharing modes, by their setting slot_modes",
+    "ask for a sharing mode for which a worker keeps such GPUs, or ask the worker's administrator to change slot_modes",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 COUNT: Final = add(
     "count",
-    "no worker has that many matching GPUs",
-    "ask for fewer GPUs a replica: all of them must be on one host",
+    "no remaining worker has as many matching GPUs as one replica asks for",
+    "ask for fewer GPUs per replica: all GPUs of one replica must be on one host",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 DEVICE: Final = add("device", "no remaining worker has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
 HOST_SIZE: Final = add(
     "host-size",
-    "no remaining worker is large enough: none has as much CPU and memory, even when idle",
+    "no remaining worker has as much CPU and memory as one replica asks for, even when idle",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 GANG_SIZE: Final = add(
     "gang-size",
-    "all workers together could not hold the gang, even if they were empty",
+    "all matching workers together could not hold all replicas of the gang at once, even if they were empty",
     "ask for fewer replicas, or smaller ones",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 REFUSED: Final = add(
     "refused",
-    "every worker that could hold it refused to run it, by its rules or because it cannot run it there",
-    "fix what the reason names and submit it again; a worker that was restarted is tried again",
+    "the workers that could hold it have refused it: their rules exclude it, or they cannot run it",
+    "mend what the workers' reason names and submit the job again; a worker that was restarted is tried again",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 CLOSED: Final = add(
     "closed",
-    "the workers that could run it are cordoned, draining, stale or taken by local claims",
-    "moorage fleet shows which are cordoned or draining; moorage uncordon WORKER opens one",
+    "the workers that could run it are cordoned, draining, stale, lost or kept for local claims",
+    "moorage fleet shows the state of each worker; moorage uncordon WORKER opens one that is cordoned or draining",
     ends=Ends.BY_ACT,
     cures=_REQUEST,
 )
 BUSY: Final = add(
     "busy",
-    "the GPUs that could run it are leased",
+    "jobs lease the GPUs that it needs",
     "wait, or cancel what you need no longer: moorage ls --state RUNNING",
     cures=_REQUEST,
 )
 SICK: Final = add(
     "sick",
-    "the GPUs that could run it are sick, quarantined or used by processes outside moorage",
-    "moorage fleet shows what is wrong; moorage admin release --worker WORKER puts a repaired one back to use",
+    "unleased GPUs could run it, but some are sick, quarantined or used by processes outside moorage",
+    "moorage fleet shows what is wrong; moorage admin release --worker WORKER puts its repaired GPUs back to use",
     ends=Ends.BY_ACT,
     cures=_REQUEST,
 )
 FOREIGN: Final = add(
     "foreign",
-    "the GPUs that could run it are used by processes that belong to no lease",
+    "unleased GPUs could run it, but processes that belong to no lease use some of them",
     "end that process, or wait: the GPU comes back by itself once the process has ended",
     cures=_REQUEST,
 )
 LEAVING: Final = add(
     "leaving",
-    "the workers it would fit on are to be drained before its time limit is over",
+    "workers that it would fit on are to be drained before its time limit is over, or too soon for a job without one",
     "give it a shorter time limit, or wait: moorage fleet shows the drains to come",
     cures=_IN_TIME,
 )
-HOST_BUSY: Final = add("host-busy", "the workers with free GPUs have no CPU or memory left", cures=_REQUEST)
-GANG: Final = add("gang", "some of the gang would fit now, not all of it", cures=_IN_TIME)
+HOST_BUSY: Final = add(
+    "host-busy", "the workers that have the GPUs for it free have too little free CPU or memory for it", cures=_REQUEST
+)
+GANG: Final = add(
+    "gang", "a gang starts as a whole, and now there is room for only some of its replicas", cures=_IN_TIME
+)
 RESERVED: Final = add(
     "reserved",
-    "the hosts it would fit on are reserved for another job, which has waited longer or for which jobs were ended",
+    "hosts that it would fit on are reserved for another job: one that waited longer, or for which jobs were ended",
     "a smaller request may fit beside the reservation",
     cures=_IN_TIME,
 )
 AHEAD: Final = add(
     "ahead",
-    "the order is strict, and a job before it waits",
+    "the scheduler starts jobs in strict order, and a job that comes before it still waits",
     "wait, or ask your operator for a higher priority: moorage admin priority {job} --to 90",
     cures=(Cure.TURN, Cure.REQUEST),
 )
 PREEMPTING: Final = add(
     "preempting",
     "running jobs were asked to end for it, and it waits until they have ended",
-    "wait: the jobs that make room for it end within their grace",
+    "wait: the jobs that make room for it end within their grace periods",
 )
 HELD: Final = add(
     "held",
@@ -230,11 +240,13 @@ HELD: Final = add(
 )
 LIMIT: Final = add(
     "limit",
-    "its tenant has as many GPUs leased as an operator's limit allows, or an earlier job of the tenant waits for that",
+    "it would take its tenant over its limit of leased GPUs, or an earlier job of the tenant waits for room under it",
     "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
     cures=(Cure.LIMIT, Cure.REQUEST),
 )
-BACKOFF: Final = add("backoff", "it pauses after a failure, a loss or a refusal")
+BACKOFF: Final = add(
+    "backoff", "its last attempt failed, was lost or was refused, and the next one begins after a pause"
+)
 SCHEDULER_FAILED: Final = add(
     "scheduler-failed",
     "the scheduler itself failed while it handled the job, and tries again after a pause",
@@ -242,6 +254,6 @@ SCHEDULER_FAILED: Final = add(
 )
 CONTENDED: Final = add(
     "contended",
-    "its worker's pool refused it several times: other processes claim its GPUs",
-    "moorage fleet shows what local claims hold",
+    "workers refused it several times because local claims had taken the GPUs; it is tried again after a pause",
+    "wait; moorage fleet shows what local claims hold",
 )

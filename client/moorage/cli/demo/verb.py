@@ -205,14 +205,14 @@ def main(
     *,
     jobs: Annotated[int, Parameter(help="Requests drawn from the trace.")] = 400,
     workers: Annotated[int, Parameter(help="Simulated hosts.")] = 14,
-    seed: Annotated[int, Parameter(help="Which of them.")] = 1,
-    json: Annotated[bool, Parameter(help="The result, as one JSON object.")] = False,
+    seed: Annotated[int, Parameter(help="The seed of the random choice of requests and hosts.")] = 1,
+    json: Annotated[bool, Parameter(help="Print the result as one JSON object.")] = False,
     keep: Annotated[bool, Parameter(help="Keep the folder with logs and records.")] = False,
 ) -> int:
     """Run 400 requests of a real cluster's trace, each a real process on simulated GPUs, and kill the scheduler midway.
 
-    The records alone then show what became of the requests: each must be over exactly once, no GPU may have had two,
-    and none may wait for ever.
+    The records that the jobs wrote are then checked: each accepted job must have ended exactly once, and no GPU may
+    have been given to two jobs at once, except where jobs share it.
 
     The exit code is 1 if any promise was broken. Ctrl-C ends everything, and then nothing is judged.
     """

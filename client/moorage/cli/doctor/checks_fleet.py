@@ -164,7 +164,7 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
         yield Check(
             "operator",
             "ok",
-            "this user may not see the whole fleet: moorage fleet, drain and audit need an operator's key",
+            "this user was not shown the whole fleet: moorage fleet, drain and audit need an operator's key",
         )
         return
     for check in of_fleet(fleet):
@@ -207,10 +207,7 @@ def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
     """Check how full the durable queue is (the shared one, or a tenant's): at its bound it refuses messages."""
     percent = size * 100 // size_max if size_max else 0
     of = f" of tenant {tenant}" if tenant else ""
-    found = (
-        f"{many(messages, 'message')} wait in the durable queue{of}, which is {percent} % full (of "
-        f"{size_max >> 20} MiB)"
-    )
+    found = f"the durable queue{of} holds {many(messages, 'message')} and is {percent} % full (of {size_max >> 20} MiB)"
     if percent < FULL_PERCENT:
         return Check("queue-room", "ok", found)
     fix = (
@@ -253,18 +250,22 @@ def contained_failures(contained: dict[str, Any]) -> Check:
     """Return the check of the inputs that made the leader fail, and of what it has switched off because of them."""
     counts: dict[str, int] = contained["counts"]
     told = [
-        ("writes one event in each ledger record, because the leaders before it died", contained["safe_mode"]),
         (
-            "ranks hosts with the plain ranker, not with the one that the settings name",
+            "the leader writes one event in each ledger record, because the leaders before it died",
+            contained["safe_mode"],
+        ),
+        (
+            "the leader ranks hosts with the plain ranker, not with the one that the settings name",
             contained["plain_ranker"] and not contained["safe_mode"],
         ),
         (
-            "accepts for now no request of tenants whose requests made it fail "
+            "the leader accepts for now no request of tenants whose requests made it fail "
             f"({', '.join(contained['tenants'][:NAMES_MAX])})",
             contained["tenants"],
         ),
         (
-            f"refuses messages of workers whose messages made it fail ({', '.join(contained['workers'][:NAMES_MAX])})",
+            "the leader refuses messages of workers whose messages made it fail "
+            f"({', '.join(contained['workers'][:NAMES_MAX])})",
             contained["workers"],
         ),
     ]
@@ -273,7 +274,7 @@ def contained_failures(contained: dict[str, Any]) -> Check:
         return Check("failures", "ok", "no request or report has made the leader fail")
     failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
     found = "; ".join(
-        [f"inputs on which the leader failed: {failed_on}; the leader goes on" if counts else "the leader", *doing]
+        [*([f"inputs on which the leader failed: {failed_on}; the leader goes on"] if counts else []), *doing]
     )
     if "last" in contained:
         found += f"; last failure: {contained['last']}"
@@ -290,10 +291,9 @@ def lent_twice(rows: list[dict[str, str]]) -> Check:
     """GPUs that two workers lend, each to jobs of its own: only where both joined before a scheduler looked for it."""
     pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
     first = rows[0]
-    more = f", and so do {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
-    found = (
-        f"workers {first['worker']} and {first['other']} both offer the GPU {first['uuid']}{more}: it gets jobs of both"
-    )
+    more = f"; the same holds for GPUs of {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
+    both = f"workers {first['worker']} and {first['other']}"
+    found = f"{both} both offer the GPU {first['uuid']}, so it gets jobs of both{more}"
     fix = (
         f"restart the agent that should not offer the GPU, for example {first['other']}: the scheduler then "
         "refuses that agent, whose log says why"
@@ -309,7 +309,7 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
         counts.setdefault(row["state"], []).append(row["worker"])
     simulated = sum(row["simulated"] for row in rows)
     found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
-    found += f" ({simulated} simulated)" if simulated else ""
+    found += f"; {simulated} of {many(len(rows), 'worker')} simulated" if simulated else ""
     if "stale" in counts or "not-heard" in counts:
         fix = (
             "read the log of each stale worker (with moorage up: worker.log in its data folder), and check its "

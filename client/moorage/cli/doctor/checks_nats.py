@@ -185,7 +185,7 @@ def _sync(context: Context) -> Check:
     conf = _conf_of_ours(context)
     if conf is not None:
         always = "sync_interval: always" in _head(conf)
-        found = f"sync_interval is {'always' if always else 'not always'} in {conf}"
+        found = f"sync_interval: always {'is set' if always else 'is missing'} in {conf}"
         return Check("sync", "ok", found) if always else Check("sync", "warn", found, hint)
     return Check("sync", "warn", "a client cannot see whether the nats-server syncs each write to disk", hint)
 

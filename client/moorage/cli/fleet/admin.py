@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
     from moorage.client.errors import Rejected
     from moorage.schemas.operate import Done, Hold, Limit, Share
 
+
+@dataclass(frozen=True)
+class TenantOptions(RowOptions):
+    """The same options, of verbs that take no tenant by default: an operator names it."""
+
+    tenant: Annotated[
+        str | None, Parameter(help="The tenant; needed, unless $MOORAGE_TENANT names it.", value="NAME")
+    ] = None
+
+
+OF_TENANT: Final = TenantOptions()
 WHY: Final = "The reason; show, explain and the ledger have it."
 QUEUE: Final = "The tenant's whole queue, future jobs included, instead of single jobs."
 
@@ -219,9 +231,9 @@ def resize(
 
 #: how attempts take a new part, as the command says it
 _TAKES: Final = {
-    "live": "at once: the limiter enforces the new share",
-    "next-attempt": "with the next attempt: MPS cannot change the share of a running process",
-    "counted": "in the scheduler's count only: no limiter enforces the share on the running processes",
+    "live": "takes effect at once: the limiter enforces the new share",
+    "next-attempt": "takes effect with the next attempt: MPS cannot change the share of a running process",
+    "counted": "takes effect in the scheduler's count only: no limiter enforces the share on the running processes",
 }
 
 
@@ -230,24 +242,31 @@ def _resized(done: Done) -> str:
         return "resized"
     part = f"{done.resized.compute_percent} % of compute"
     part += f", {done.resized.memory_mib} MiB of memory" if done.resized.memory_mib else ""
-    takes = [f"{many(count, 'attempt')} {_TAKES.get(how, how)}" for how, count in sorted(done.resized.attempts.items())]
+    takes = [
+        f"for {many(count, 'running attempt')} it {_TAKES.get(how, how)}"
+        for how, count in sorted(done.resized.attempts.items())
+    ]
     return "; ".join([f"{part} of each GPU{'' if done.changed else ' already'}, the job is {done.state}", *takes])
 
 
 def limit(
     *,
-    gpus: Annotated[str | None, Parameter(help="GPUs leased at once; none removes the limit.", value="NUMBER")] = None,
+    gpus: Annotated[
+        str | None,
+        Parameter(help="The most GPUs that the tenant may lease at once; none removes the limit.", value="NUMBER"),
+    ] = None,
     jobs: Annotated[
-        str | None, Parameter(help="Jobs that have not ended; none removes the limit.", value="NUMBER")
+        str | None,
+        Parameter(help="The most jobs of the tenant that have not ended; none removes the limit.", value="NUMBER"),
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
-    options: RowOptions = ROWS,
+    options: TenantOptions = OF_TENANT,
 ) -> int:
     """Limit a tenant: the number of GPUs leased at once, the number of jobs that have not ended.
 
-    Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and the
-    durable queue waits. Jobs that already exceed a new limit are not ended. To let none of a tenant's jobs start, hold
-    its queue: moorage admin hold.
+    Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and
+    requests in the durable queue wait. Jobs that already exceed a new limit are not ended. To let none of a tenant's
+    jobs start, hold its queue: moorage admin hold.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -257,8 +276,8 @@ def limit(
             tell(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
             if done.limit is not None and 0 < done.limit.gpus < done.gpus:
                 say(
-                    f"the tenant leases {many(done.gpus, 'GPU')} now: none of its jobs starts until it leases "
-                    f"fewer than {done.limit.gpus}"
+                    f"the tenant leases {many(done.gpus, 'GPU')} now, and the jobs on them go on; no waiting job with "
+                    f"GPUs starts until it leases fewer than {done.limit.gpus}"
                 )
         return None
 
@@ -272,7 +291,7 @@ def share(
         int | None, Parameter(help="Guaranteed GPUs, lent to other tenants while idle; 0 removes them.", value="NUMBER")
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
-    options: RowOptions = ROWS,
+    options: TenantOptions = OF_TENANT,
 ) -> int:
     """Set a tenant's share: its weight, and the GPUs that it is guaranteed.
 
@@ -293,7 +312,7 @@ def share(
 
 
 def tenants(*, options: RowOptions = ROWS) -> int:
-    """Tenants with jobs, leases, holds, limits or shares; those with most GPUs first.
+    """List the tenants with jobs, leases, holds, limits or shares; those with most GPUs first.
 
     USED is a tenant's recent use, as a number of GPUs in constant use. It stays 0 until the first tenant gets a share.
     """
@@ -304,7 +323,7 @@ def tenants(*, options: RowOptions = ROWS) -> int:
             return None
         rows = await client.admin.tenants()
         if not rows:
-            say("no tenant has a job")
+            say("no tenant has jobs, leases, a hold, a limit or a share")
             return None
         cells = [
             [

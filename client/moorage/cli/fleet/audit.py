@@ -62,10 +62,12 @@ def audit(
             for worker, kind, member in standing:
                 tell(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
         if not standing:
-            say(_summary(answer.data))
+            say(_no_drift(answer.data))
             _tell_silent(answer.data)
             return 0
-        say(f"drift: {many(len(standing), 'difference')} between ledger, workers and devices; {_summary(answer.data)}")
+        found = "found once" if quick else "drift"
+        differ = f"{many(len(standing), 'difference')} between ledger, workers and devices"
+        say(f"{found}: {differ}; compared {_summary(answer.data)}")
         _tell_silent(answer.data)
         say(_fix_after_once() if quick else _fix(standing))
         return EXIT_DRIFT
@@ -109,7 +111,7 @@ def _tell_silent(data: dict[str, Any]) -> None:
     silent = data.get("not_looked", [])
     if silent:
         shown = ", ".join(silent[:SILENT_SHOWN_MAX]) + (", …" if len(silent) > SILENT_SHOWN_MAX else "")
-        say(f"warning[audit]: {many(len(silent), 'worker')} did not check the devices in time: {shown}")
+        say(f"warning[audit]: {many(len(silent), 'worker')} did not check their devices in time: {shown}")
     if data.get("left_out"):
         say(f"warning[audit]: {data['left_out']} more differences on devices are not shown")
 
@@ -120,7 +122,13 @@ def _summary(data: dict[str, Any]) -> str:
         many(data["members"], "attempt"),
         f"{data['leases']} GPUs leased",
     )
-    return ("no drift: " if not data["drift"] else "compared ") + ", ".join(parts)
+    return ", ".join(parts)
+
+
+def _no_drift(data: dict[str, Any]) -> str:
+    """Return that two audits show no drift, and how many differences only the second one found."""
+    once = len(drift_of(data))
+    return f"no drift: {_summary(data)}" + (f"; {many(once, 'difference')} found only once" if once else "")
 
 
 def _fix_after_once() -> str:

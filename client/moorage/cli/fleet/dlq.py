@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 class LetterOptions(RowOptions):
     """The same options, but without --tenant it is about all tenants."""
 
-    tenant: Annotated[str | None, Parameter(help="Only this tenant's. Default: all tenants.", value="NAME")] = None
+    tenant: Annotated[
+        str | None,
+        Parameter(help="Only requests of this tenant, where all are meant. Default: all tenants.", value="NAME"),
+    ] = None
 
 
 LETTERS: Final = LetterOptions()
-WHICH: Final = "Numbers of dlq list, several with commas, or all (with --tenant, all of one)."
+WHICH: Final = "Numbers of dlq list, several with commas, or all (with --tenant, all of one tenant)."
 WHY: Final = "For the scheduler's log."
 ALL: Final = "all"
 MESSAGE_CHARS_MAX: Final = 60
@@ -40,8 +43,8 @@ BODY_BYTES_MAX: Final = 64 * 1024
 def list_letters(*, options: LetterOptions = LETTERS) -> int:
     """Queued requests that could not be read or were refused, oldest first.
 
-    The sender of a queued request gets no answer. So refused requests are kept here: for 30 days, at most 100,000, of
-    one tenant 10,000.
+    The sender of a queued request gets no answer. So refused requests are kept here for 30 days: at most
+    100,000 in all, and 10,000 of one tenant.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -49,7 +52,7 @@ def list_letters(*, options: LetterOptions = LETTERS) -> int:
         if options.shown({"kind": "answer", "verb": "dlq", "data": {"letters": rows}}, rows):
             return None
         if not rows:
-            say("no dead letters")
+            say("no dead letters" + (f" of tenant {options.tenant}" if options.tenant else ""))
             return None
         cells = [
             [row["sequence"], row["tenant"], row["verb"], row["job"] or "-", row["code"], _short(row["message"])]
@@ -125,7 +128,7 @@ def drop(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: LetterOptions = LETTERS,
 ) -> int:
-    """Delete dead letters for good; the log keeps who did it and why."""
+    """Delete dead letters for good; the scheduler's log keeps who did it and why."""
 
     async def work(client: AsyncClient) -> int | None:
         chosen = await _chosen(client, letters, options)

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.scheduler.settings import SchedulerSettings
 
-SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
-REHASH: Final = "Compute the ledger's digests again, for a backup of an interpreter with another hash."
-REPLICAS: Final = "Copies of the ledger, as the schedulers' setting says; else as many as there were."
+SETTINGS: Final = f"The schedulers' {FILE_HELP[0].lower()}{FILE_HELP[1:]}"
+REHASH: Final = (
+    "Compute the ledger's digests again, if the backup was made by an interpreter with another hash function."
+)
+REPLICAS: Final = (
+    "Copies of the ledger. Default: the schedulers' setting; without it, as many as the ledger of the backup had."
+)
 
 
 def backup(
@@ -60,7 +64,9 @@ def restore(
     file: Annotated[Path, Parameter(help="What `moorage admin backup` wrote.")],
     /,
     *,
-    replace: Annotated[bool, Parameter(help="The ledger that is there is deleted.")] = False,
+    replace: Annotated[
+        bool, Parameter(help="Delete the ledger that is there; without this it is left, and restore refuses.")
+    ] = False,
     replicas: Annotated[Literal[1, 3, 5] | None, Parameter(help=REPLICAS)] = None,
     rehash: Annotated[bool, Parameter(help=REHASH)] = False,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
@@ -110,7 +116,9 @@ def feature_level(
     to: Annotated[
         int | None, Parameter(help="The level to raise it to; without it, show the level.", value="NUMBER")
     ] = None,
-    schedulers: Annotated[int, Parameter(help="How many schedulers that know it must answer.", value="NUMBER")] = 1,
+    schedulers: Annotated[
+        int, Parameter(help="With --to: how many schedulers that know the new level must answer.", value="NUMBER")
+    ] = 1,
     why: Annotated[str, Parameter(help="For the ledger.")] = "",
     options: RowOptions = ROWS,
 ) -> int:

@@ -132,15 +132,28 @@ def families(
     yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
-        yield _one("ledger_copies_lacking", "Copies of the ledger that are not kept up.", len(copies["lacking"]))
+        yield _one("ledger_copies_lacking", "Copies of the ledger that are not up to date.", len(copies["lacking"]))
     if (queue := fleet.get("request_queue")) is not None:
         yield _one("request_queue_messages", "Messages that wait in the durable queue.", queue["messages"])
         yield _one("request_queue_bytes", "Bytes of these messages.", queue["bytes"])
         yield _one("request_queue_bytes_max", "Bytes at which the durable queue is full.", queue["bytes_max"])
     if (contained := fleet.get("contained")) is not None:
-        yield _many("failures", "How often this leader itself has failed, by on what.", ("what",), contained["counts"])
-        yield _one("plain_ranker", "Whether the plain ranker stands in for the set one.", contained["plain_ranker"])
-        yield _one("safe_mode", "Whether the leader is careful, as others have died.", contained["safe_mode"])
+        yield _many(
+            "failures",
+            "How often this leader itself has failed, by the kind of input on which it failed.",
+            ("what",),
+            contained["counts"],
+        )
+        yield _one(
+            "plain_ranker",
+            "Whether the leader ranks with the plain ranker, not with the one of its settings.",
+            contained["plain_ranker"],
+        )
+        yield _one(
+            "safe_mode",
+            "Whether the leader writes one event in each record, because leaders before it died.",
+            contained["safe_mode"],
+        )
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
     yield from _of_usage(usage)

@@ -54,13 +54,13 @@ def nats_config(
     ] = "nkey",
     shared: Annotated[bool, Parameter(help="All tenants share one account, and have no durable queue.")] = False,
     results: Annotated[
-        bool, Parameter(help="Results of functions and files of jobs pass between workers and tenants.")
+        bool, Parameter(help="Let results of functions and files of jobs pass between workers and tenants.")
     ] = False,
     store: Annotated[
         Path | None, Parameter(help="JetStream's folder on the server. Default: data, below --out.")
     ] = None,
     prefix: Annotated[str, Parameter(help="First word of every subject.", value="WORD")] = PREFIX_DEFAULT,
-    json: Annotated[bool, Parameter(help="What was written, as one JSON object.")] = False,
+    json: Annotated[bool, Parameter(help="Print what was written, as one JSON object.")] = False,
 ) -> int:
     """Write nats-server's configuration for these tenants, workers and people, with a key and a nats context for each.
 

@@ -76,7 +76,7 @@ def _names(by: list[str], row: dict[str, Any]) -> list[str]:
 
 def _show(by: list[str], rows: list[dict[str, Any]], from_ms: int) -> None:
     if not rows:
-        say(f"no job has been given a GPU since {utc(from_ms)}")
+        say(f"no GPU time has been counted since {utc(from_ms)}")
         return
     header = [*map(str.upper, by), "GPU-HOURS", "GIB-HOURS", "USED-GPU-HOURS", "USED-GIB-HOURS"]
     cells = [

@@ -25,13 +25,29 @@ def drain(
     *,
     within: Annotated[
         str | None,
-        Parameter(help="After this time the jobs that still run there are ended and start elsewhere.", value="30m"),
+        Parameter(
+            help="Jobs that still run there this long after the drain began are ended, and start again elsewhere.",
+            value="30m",
+        ),
     ] = None,
     begin: Annotated[
         str | None,
-        Parameter(names=("--from",), help="Begin later: the worker is to be empty at 22:00, or in 2h.", value="WHEN"),
+        Parameter(
+            names=("--from",),
+            help="Begin the drain later: at 22:00, or in 2h. Jobs there must have ended by then, or, with --within, "
+            "that much later.",
+            value="WHEN",
+        ),
     ] = None,
-    last: Annotated[str | None, Parameter(names=("--for",), help="Undo the drain after this time.", value="2h")] = None,
+    last: Annotated[
+        str | None,
+        Parameter(
+            names=("--for",),
+            help="Open the worker again this long after the drain began. Jobs there must have ended when it begins, "
+            "or, with --within, that much later.",
+            value="2h",
+        ),
+    ] = None,
     why: Annotated[str, Parameter(help="The reason; explain, show and the ledger have it.")] = "",
     options: Options = DEFAULTS,
 ) -> int:
@@ -81,18 +97,22 @@ def _check_order(within: str | None, last: str | None) -> None:
 
 
 def _asked_for(within: str | None, begin: str | None, last: str | None, asked: datetime) -> list[str]:
-    """`drained from tomorrow 22:00, in 23h`, `open again 2h after`."""
+    """`draining begins tomorrow 22:00, in 23h`, `open again 2h after the drain begins`."""
     from moorage.client.moments import seconds_until
 
     parts = ["draining"]
     if begin:
         in_s = seconds_until(begin, asked)
         parts = [f"draining begins {day_and_time(asked + timedelta(seconds=in_s), asked)}, in {age(in_s * 1000)}"]
+    if begin and not within:
+        parts.append("empty by then")
+    elif last and not within:
+        parts.append("the jobs on this worker are ended now")
     if within:
         after = _with_unit(within)
         parts.append(f"empty {after} after that at the latest" if begin else f"empty within {after} at the latest")
     if last:
-        parts.append(f"open again {_with_unit(last)} after{' the drain begins' if within else ''}")
+        parts.append(f"open again {_with_unit(last)} after the drain begins")
     return parts
 
 

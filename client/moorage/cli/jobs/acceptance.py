@@ -19,6 +19,10 @@ _WARNINGS: Final = {
     "cancelled-before": (
         "this id was cancelled before the job was submitted, so the job is CANCELLED; submit it under another id"
     ),
+    "fleet-not-yet-heard": (
+        "not every worker has reported to this leader yet; with --on-no-match reject the job is rejected later, if no "
+        "worker could run it"
+    ),
 }
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOOK: Final = {
     "FAILED": "moorage logs {job}",
     "TIMED_OUT": FIXES["timeout"],
-    "EXPIRED": "let the job wait longer than it did: moorage show {job}; moorage fleet shows which GPUs are free",
+    "EXPIRED": "submit it again with more time (--start-within, --deadline); moorage fleet shows which GPUs are free",
     "REJECTED": "ask for GPUs that moorage fleet shows, or leave out --on-no-match",
 }
 #: with fewer runs seen no start is said to hold nine times in ten
@@ -231,11 +231,11 @@ def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
     """Return the command that would start the job now; for a job not yet submitted, the flags to change."""
     if "command" in fix:
         return f"fix: {fix['say']}: {fix['command']}"
-    words = as_words(fix)
+    words, head = as_words(fix), f"fix: the job would start now with this change ({fix['say']})"
     if "tenant" not in data:
-        return f"fix: the job starts now with {fix['say']}   {words}"
+        return f"{head}: {words}"
     from moorage.client.tenant import find_tenant
 
     tenant = data["tenant"]
     of = "" if tenant == find_tenant() else f" --tenant {tenant}"
-    return f"fix: the job starts now with {fix['say']}: moorage submit --instead-of {data['job']}{of} {words}"
+    return f"{head}: moorage submit --instead-of {data['job']}{of} {words}"

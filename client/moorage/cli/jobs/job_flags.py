@@ -75,7 +75,8 @@ class JobFlags:
     gpu: Annotated[
         str | None,
         Parameter(
-            help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; without a value: one GPU.",
+            help="2xH100:80G, 1xL40S|A100 (either model), 3x2xA100 (3 replicas with 2 each), 1xL40S@mps=50%; "
+            "without a value: one GPU.",
             names=("--gpu", "--gpu-count"),
             value="GPUS",
             alone="1",
@@ -84,7 +85,8 @@ class JobFlags:
     or_gpu: Annotated[
         list[str] | None,
         Parameter(
-            help="Ask for these GPUs if no worker could ever give --gpu: of several, the first that a worker could.",
+            help="Ask for these GPUs instead if no worker could ever give those of --gpu. If it is repeated, the "
+            "first that a worker could give is taken.",
             value="GPUS",
         ),
     ] = None
@@ -99,7 +101,7 @@ class JobFlags:
     replicas: Annotated[int | None, Parameter(help="Copies of the command, each with its own GPUs.")] = None
     gang: Annotated[bool, Parameter(help="All replicas start together, or none does.")] = False
     spread: Annotated[bool, Parameter(help="Place each replica on a different host.")] = False
-    priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
+    priority: Annotated[int | None, Parameter(help="0..100, higher first; 50 if it is not given.")] = None
     cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
     memory: Annotated[str | None, Parameter(help="Host memory per replica: 16G or 512M.", value="SIZE")] = None
     requires: Annotated[
@@ -126,7 +128,9 @@ class JobFlags:
         list[str] | None,
         Parameter(help="Files to keep of its folder, as 'out/**'; see moorage get.", value="PATTERN"),
     ] = None
-    user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
+    user: Annotated[str | None, Parameter(help="The user of the worker's host as whom the job runs.", value="NAME")] = (
+        None
+    )
     driver: Annotated[
         str | None,
         Parameter(
@@ -143,9 +147,14 @@ class JobFlags:
     time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
     deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.", value="DURATION")] = None
     start_within: Annotated[
-        str | None, Parameter(help="Expire if the job has not started within this time.", value="DURATION")
+        str | None,
+        Parameter(
+            help="The job expires if it has not started within this time after its acceptance.", value="DURATION"
+        ),
     ] = None
-    grace: Annotated[str | None, Parameter(help="Time between SIGTERM and SIGKILL.", value="DURATION")] = None
+    grace: Annotated[
+        str | None, Parameter(help="Time between SIGTERM and SIGKILL when the job is ended.", value="DURATION")
+    ] = None
     retries: Annotated[int | None, Parameter(help="How many further attempts are made after a failure.")] = None
     if_seq: Annotated[
         int | None,
@@ -155,7 +164,8 @@ class JobFlags:
         ),
     ] = None
     on_no_match: Annotated[
-        Literal["wait", "reject"] | None, Parameter(help="What to do if no known worker could ever run the job.")
+        Literal["wait", "reject"] | None,
+        Parameter(help="What to do with the job if no known worker could ever run it."),
     ] = None
     on_partition: Annotated[
         Literal["kill", "keep"] | None,

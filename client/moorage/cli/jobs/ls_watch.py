@@ -44,16 +44,18 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
                 unseen = matching(counts, states) - len(rows)
                 screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "no job yet"])
             else:
-                _tell_changed(rows, shown, options)
+                _tell_changed(rows, shown, options, no_jobs(client.tenant, states))
             await asyncio.sleep(APART_S)
     finally:
         await listening.unsubscribe()
 
 
-def _tell_changed(rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]], options: RowOptions) -> None:
-    """The rows that are not as they were, oldest first; ages do not count."""
+def _tell_changed(
+    rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]], options: RowOptions, none: str
+) -> None:
+    """Print the rows that are not as they were, oldest first, or `none` at first; ages do not count."""
     if not rows and not shown:
-        say("no job yet; each change of a job prints a row")
+        say(f"{none}; each change of a job prints a row")
     for row in reversed(rows):
         seen = (row["state"], row["rev"])
         if shown.get(row["job"]) != seen:

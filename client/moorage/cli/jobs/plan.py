@@ -33,7 +33,10 @@ def plan(
     *command: Annotated[str, Parameter(help="What the job would run, after --.", command=True)],
     drain: Annotated[list[str] | None, Parameter(help="Plan as if this worker were drained.", value="WORKER")] = None,
     add: Annotated[
-        str | None, Parameter(help="Plan as if the fleet had these hosts too: 2x8xA100.", value="HOSTS")
+        str | None,
+        Parameter(
+            help="Plan as if the fleet had these hosts too: 2x8xA100 is two hosts with 8 A100 each.", value="HOSTS"
+        ),
     ] = None,
     quota: Annotated[
         list[str] | None,
@@ -57,8 +60,8 @@ def plan(
 
     The leader answers with its own code, on a copy of its state. --drain, --add, --quota and --share, together and as
     often as you like, change the fleet and the tenants' rights in that copy. The command may be left out: it only tells
-    how long such jobs took before. The exit code is 0 if all of the job would start now, 7 if not now, 8 if never on
-    this fleet.
+    how long such jobs took before. The exit code is 0 if all of the job would start now, 7 if all or some of it would
+    start later, 8 if it would never start on this fleet, and 1 if it would be refused.
     """
 
     def act() -> int:

@@ -133,7 +133,7 @@ def _only(word: str, found: list[str]) -> str:
     shown = ", ".join(found[:CANDIDATES_SHOWN_MAX]) + (", …" if len(found) > CANDIDATES_SHOWN_MAX else "")
     raise rejected(
         "invalid-argument",
-        f"{word} is the beginning of {len(found)} jobs: {shown}",
+        f"{len(found)} jobs have ids that begin with {word}: {shown}",
         found=word,
         next=f"write more characters of the id, for example {found[0]}",
     )
@@ -154,8 +154,8 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
     live = sum(number for state, number in data["counts"].items() if state not in TERMINAL)
     if live > len(data["jobs"]):
         say(
-            f"warning[selector]: all names only the newest {len(data['jobs'])} of {live} jobs; run the command "
-            "again for the rest"
+            f"warning[selector]: all names only the newest {len(data['jobs'])} of {live} jobs that have not ended; "
+            "name the others by their ids, or run the command again once these have ended"
         )
     return [row["job"] for row in data["jobs"]]
 
@@ -167,13 +167,18 @@ async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> 
     among = sum(number for state, number in data["counts"].items() if not states or state in states)
     if among > len(data["jobs"]):
         say(
-            f"warning[selector]: {word} was searched for only among the newest {len(data['jobs'])} of {among} jobs; "
-            "run the command again for the rest"
+            f"warning[selector]: {word} was searched for only among the newest {len(data['jobs'])} of {among} jobs"
+            + (
+                " that have not ended; run the command again once these have ended"
+                if states
+                else "; name older jobs by their ids"
+            )
         )
     if not found:
         from moorage.client.errors import not_found
 
-        raise not_found(f"no job of tenant {client.tenant} has the name {word}", next="moorage ls")
+        begins = f"{'that has not ended ' if states else ''}has an id that begins with {word.removesuffix(EACH)!r}"
+        raise not_found(f"no job of tenant {client.tenant} {begins}", next="moorage ls")
     return found
 
 

@@ -91,7 +91,7 @@ def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     story_ms = data.get("kept_until_ms") if data.get("compacted") else kept["history_ms"]
     return [
         ("id until", utc(kept["job_ms"])),
-        *([("story until", utc(story_ms))] if story_ms is not None else []),
+        *([("history until", utc(story_ms))] if story_ms is not None else []),
         *(("output until", f"{utc(until)} on {worker}") for worker, until in kept["output_ms"].items()),
     ]
 

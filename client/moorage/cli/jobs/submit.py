@@ -100,7 +100,7 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
         import msgspec
 
         say(
-            f"job {gone} was cancelled, and the job that replaces it is not submitted: "
+            f"job {gone} was cancelled, but the submit of the job that replaces it failed; its request: "
             f"{msgspec.json.encode(request).decode()}"
         )
         raise

@@ -50,7 +50,10 @@ def simulate(
         Format | None, Parameter(help="Format of the trace; by default read from its first line.")
     ] = None,
     cluster: Annotated[str | None, Parameter(help="Which virtual cluster of a philly trace.", value="NAME")] = None,
-    ranker: Annotated[list[str] | None, Parameter(help="How hosts are ranked.", value="NAME")] = None,
+    ranker: Annotated[
+        list[str] | None,
+        Parameter(help="The ranker, which orders the hosts for a job; repeated: one run for each.", value="NAME"),
+    ] = None,
     set: Annotated[
         list[str] | None,
         Parameter(help="A setting of the scheduler: key=value, or key=a,b for one run each.", value="KEY=VALUE"),
@@ -62,11 +65,14 @@ def simulate(
         list[str] | None,
         Parameter(help="A tenant's weight and, after a colon, guaranteed GPUs: acme=3:16.", value="TENANT=WEIGHT"),
     ] = None,
-    until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
+    until: Annotated[str | None, Parameter(help="Stop after this much virtual time.", value="DURATION")] = None,
     jobs_csv: Annotated[
         Path | None, Parameter(help="Write one line for each job; with several runs FILE-1 and so on.", value="FILE")
     ] = None,
-    timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time; likewise.", value="FILE")] = None,
+    timeline_csv: Annotated[
+        Path | None,
+        Parameter(help="Write the fleet's state over time; with several runs FILE-1 and so on.", value="FILE"),
+    ] = None,
     plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,
     options: LocalOptions = LOCAL,
 ) -> int:

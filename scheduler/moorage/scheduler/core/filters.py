@@ -147,9 +147,16 @@ def _has_so_many(offer: Offer, shape: Shape) -> bool:
 # ------------------------------------------------------------------------------------- what the fleet has instead
 
 
+def _no_worker(shape: Shape, also: str = "") -> str:
+    """Return `no worker with …`, with what the filters before those of devices check: an earlier filter may have taken
+    workers out that have what the text says is missing."""
+    has = [*([also] if also else []), f"the driver {shape.driver}", *(["its labels"] if shape.requires else [])]
+    return f"no worker with {', '.join(has[:-1])}{' and ' if len(has) > 1 else ''}{has[-1]}"
+
+
 def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     offered = sorted({driver for offer in offers for driver in offer.drivers})
-    return f"no worker offers the driver {shape.driver}, but {shown(offered) or 'none'}"
+    return f"no worker offers the driver {shape.driver}; the workers offer {shown(offered) or 'no driver'}"
 
 
 def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
@@ -160,50 +167,55 @@ def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     }
     label = min(count, key=lambda name: (count[name], name))
     if count[label]:
-        return "no worker has all the labels that it requires, though each label is on some worker"
+        return (
+            f"no worker with the driver {shape.driver} has all the labels that it requires, though each label is on one"
+        )
     known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(label))
     wanted = shown((f"{label}={value}" for value in shape.requires[label]), " or ")
     has = f"the fleet has {label}={shown(known)}" if known else f"no worker has the label {label}"
-    return f"no worker is labelled {wanted}: {has}"
+    return f"no worker with the driver {shape.driver} is labelled {wanted}: {has}"
 
 
 def _gpu_drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    return f"no worker with GPUs lets jobs of the driver {shape.driver} have them"
+    return f"{_no_worker(shape, 'GPUs')} gives its GPUs to jobs of this driver"
 
 
 def _modes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     modes = sorted({mode for offer in offers for mode in offer.modes})
-    return f"no worker with GPUs offers its sharing mode, but {shown(modes)}"
+    return f"{_no_worker(shape, 'GPUs')} offers its sharing mode; these workers offer {shown(modes) or 'no mode'}"
 
 
 def _levels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     mode = MODE_WORDS[shape.mode]
     memory, compute = max(offer.level(shape.driver, mode) for offer in offers)
     have = f"memory is {LEVELS[memory]} and compute {LEVELS[compute]} at best"
-    return f"with {mode} and the driver {shape.driver} {have}"
+    return f"with {mode} and the driver {shape.driver}, how a share is enforced: {have}"
 
 
 def _vendors(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    return f"the fleet's GPUs are by {shown(sorted({device[1] for offer in offers for device in offer.devices}))}"
+    vendors = shown(sorted({device[1] for offer in offers for device in offer.devices}))
+    return f"{_no_worker(shape)} has a GPU by {shape.vendor}; the GPUs of these workers are by {vendors}"
 
 
 def _computes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     most = max(compute for offer in offers for *_, compute in offer.named(shape))
-    return f"the highest of a GPU that it names is {most / 10}" if most else "the GPUs that it names have none"
+    if not most:
+        return "the GPUs that match otherwise have no compute capability"
+    return f"the highest compute capability of the GPUs that match otherwise is {most / 10}"
 
 
 def _memories(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     every = (device for offer in offers for device in offer.named(shape))
     largest = max(memory for *_, memory, compute in every if compute >= shape.min_compute)
-    return f"the largest GPU that it names has {largest} MiB"
+    return f"the largest GPU that matches otherwise has {largest} MiB"
 
 
 def _counts(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    return f"the most such GPUs on one host is {max(offer.answering(shape).bit_count() for offer in offers)}"
+    return f"the most matching GPUs on one worker is {max(offer.answering(shape).bit_count() for offer in offers)}"
 
 
 def _kept(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    return f"each such GPU is kept for other sharing modes than {MODE_WORDS[shape.mode]}"
+    return f"the workers keep each matching GPU for other sharing modes than {MODE_WORDS[shape.mode]}"
 
 
 def _named(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
@@ -216,31 +228,33 @@ _IN_ORDER: Final = (
     Filter(reasons.DRIVER, "host", lambda offer, shape: shape.driver in offer.drivers, _drivers),
     Filter(
         reasons.RULES, "host", _lets_have_driver,
-        lambda shape, offers, names: f"no worker lets its tenant have the driver {shape.driver}",
+        lambda shape, offers, names: f"no worker that offers the driver {shape.driver} lets its tenant have it",
     ),
     Filter(reasons.LABEL, "labels", has_labels, _labels),
-    Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: "no host of the fleet has a GPU"),
+    Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: f"{_no_worker(shape)} has a GPU"),
     Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),
     Filter(reasons.SHARING, "host", _shares, _modes),
     Filter(reasons.ENFORCE, "host", _enforces, _levels),
     Filter(reasons.VENDOR, "one device", _has_vendor, _vendors),
     Filter(
         reasons.MODE, "one device", _has_mode,
-        lambda shape, offers, names: "no driver for Apple's GPUs is built, so none has a mode",
+        lambda shape, offers, names: "the remaining workers have only Apple's GPUs, and no driver gives these a mode",
     ),
     Filter(
         reasons.PROFILE, "one device", _has_profile,
-        lambda shape, offers, names: f"no worker has a MIG slice {shape.slice_profile}",
+        lambda shape, offers, names: f"{_no_worker(shape)} has a MIG slice {shape.slice_profile}",
     ),
     Filter(
         reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),
-        lambda shape, offers, names: "the fleet has " + shown(names.nearest_models(shape)),
+        lambda shape, offers, names: (
+            f"{_no_worker(shape)} has a GPU of this model; the fleet has {shown(names.nearest_models(shape))}"
+        ),
     ),
     Filter(reasons.COMPUTE, "one device", _has_compute, _computes),
     Filter(reasons.MEMORY, "one device", _has_memory, _memories),
     Filter(
         reasons.SLOT, "one device", _has_slot,
-        lambda shape, offers, names: f"no worker has such a GPU with the index {shape.slot_index}",
+        lambda shape, offers, names: f"no worker has a matching GPU with the index {shape.slot_index}",
     ),
     Filter(reasons.SLOT_MODE, "devices", lambda offer, shape: bool(offer.answering(shape)), _kept),
     Filter(reasons.COUNT, "devices", _has_so_many, _counts),

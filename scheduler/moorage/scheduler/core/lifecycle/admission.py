@@ -294,8 +294,8 @@ class Admission:
     def _queue_full(self, draft: Draft, event: Submit) -> Problem:
         return problem(
             "queue-full",
-            f"the jobs in memory count {self.state.load + draft.load} of at most {self.config.jobs_max},"
-            " and the last tenth is for tenants that have less than a tenth",
+            f"the scheduler's memory for jobs is used up: it counts {self.state.load + draft.load} of at most"
+            f" {self.config.jobs_max}, and the last tenth is only for tenants that use less than a tenth",
             job=event.name,
             next="send again later, or publish to the durable queue, which waits",
             retry_after_s=RETRY_AFTER_S,
@@ -333,7 +333,7 @@ class Admission:
             return None
         return problem(
             "cannot-start-in-time",
-            f"it could start in {soonest_ms / 1000:.0f} s at the soonest, when the shortest runs of their kind end",
+            f"the job could start in {soonest_ms / 1000:.0f} s at the soonest, even if the running jobs are short ones",
             field="$.start_within_s",
             found=event.request.start_within_s,
             allowed=f"at least {math.ceil(soonest_ms / 1000)}",
@@ -359,7 +359,7 @@ class Admission:
             return None
         return problem(
             "moved-on",
-            f"ledger record {moved} has changed something since record {seen}",
+            f"the scheduler decided something in ledger record {moved}, after the plan's record {seen}",
             field="$.if_seq",
             found=seen,
             allowed=f"at least {moved}",
@@ -375,7 +375,7 @@ class Admission:
         if gpus_max and need > gpus_max:
             return problem(
                 "failed-precondition",
-                f"this needs {need} GPUs at once, tenant {event.tenant} may have {gpus_max}",
+                f"the job needs {need} GPUs at once, but the limit of tenant {event.tenant} is {gpus_max}",
                 field="$.gpu.count",
                 found=need,
                 allowed=f"at most {gpus_max} GPUs leased to tenant {event.tenant} at once",
@@ -501,9 +501,9 @@ class Admission:
         if event.job not in remembered and event.job not in just_now and count >= self.config.tombstones_max:
             return problem(
                 "tombstones-full",
-                f"{count} cancels of unknown jobs are remembered for {event.tenant}",
+                f"the scheduler remembers {count} cancels of unknown jobs of tenant {event.tenant}, which is the most",
                 job=event.job,
-                next="cancel jobs that exist; tombstones of queued cancels go when the queue is read past them",
+                next="cancel only jobs that exist, or send again later: remembered cancels are dropped with time",
                 retry_after_s=RETRY_AFTER_S,
             )
         draft.tombstone(event.tenant, event.job, event.sequence)

@@ -88,8 +88,8 @@ class Sessions:
         if elsewhere and (frame.holding or frame.facts):
             return problem(
                 "failed-precondition",
-                f"it holds jobs of another ledger, or has news of them: {frame.ledger}, and this one is"
-                f" {self.state.ledger_id}",
+                f"the worker has jobs of another ledger, {frame.ledger}, or reports about them; this scheduler's ledger"
+                f" is {self.state.ledger_id}",
                 field="$.ledger",
                 found=frame.ledger,
                 next="bring that ledger back from its backup (moorage admin restore); or give its jobs up: stop the"
@@ -167,7 +167,7 @@ class Sessions:
         """Give a number to a new worker."""
         num = len(self.state.worker_by_num) + draft.numbered
         if num >= WORKERS_MAX:
-            return problem("failed-precondition", f"{WORKERS_MAX:,} workers are known: the ledger's bound")
+            return problem("failed-precondition", f"the ledger knows {WORKERS_MAX:,} workers, which is the most")
         draft.add(acts.Known(num, event.worker, frame.machine))
         draft.numbered += 1
         return num

@@ -94,5 +94,5 @@ class Unmatched:
         hosts = [host for host, _ in sizes]
         lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host in hosts)
         if lent < shape.count:
-            return f"the most such GPUs that one worker lends is {lent}"
+            return f"the most matching GPUs that one worker lends is {lent}"
         return f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"

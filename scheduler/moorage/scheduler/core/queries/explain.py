@@ -137,7 +137,7 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
         lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host in hosts)
         if lent < shape.count:
             reason = reasons.DEVICE if shape.device_ids else reasons.COUNT
-            return Explanation(reason, counts, [], because=f"the most such GPUs that one worker lends is {lent}")
+            return Explanation(reason, counts, [], because=f"the most matching GPUs that one worker lends is {lent}")
         because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
         return Explanation(reasons.HOST_SIZE, counts, [], because=because)
     if (ever := sum(rooms)) < shape.together:
