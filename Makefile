@@ -111,7 +111,7 @@ fsyncs: $(STAMP)  ## fsyncs for each acknowledged append, counted by strace (whi
 	PYTHONPATH=. $(BIN)/python -m tests.chaos.fsyncs
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
-	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs $(JOBS))
 
 bench: $(STAMP)  ## measure, and write bench/RESULTS.md
 	$(BIN)/python -m bench.run
