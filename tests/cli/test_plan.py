@@ -107,7 +107,8 @@ async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node,
         taken: list[Job] = []
         while not taken:  # the fleet is everybody's: what somebody else did since then may make all of them late
             planned = await one.plan(["true"], gpu="1xH100", quota={f"{unique}-b": 4}, share={unique: (3, 2)})
-            assert planned.data["starts"] == "now"
+            if planned.data["starts"] != "now":
+                continue  # other tests' jobs have the GPUs
             racing = [client.submit(["true"], gpu="1xH100", if_seq=planned.data["ledger"]) for client in clients]
             outcomes = await asyncio.gather(*racing, return_exceptions=True)
             lost = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
