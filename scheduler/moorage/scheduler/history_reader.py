@@ -54,7 +54,10 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class HistoryReader:
-    """`answer` sends the result of a look-up: reply subject, frame, whether as JSON."""
+    """Reads ended jobs in the history stream for those who ask.
+
+    `answer` sends the result: verb, data or problem, reply subject, whether as JSON.
+    """
 
     def __init__(
         self, jetstream: JetStream, subjects: Subjects, engine: Engine, answer: Callable[[str, Any, str, bool], None]

@@ -48,9 +48,9 @@ def mig(
 
     Run it as root on the worker's host. It drains the worker, waits until the last job and lease there has ended,
     destroys the slices of that GPU, makes the new ones, waits until the worker lists them, and opens the worker again
-    if it was open before, also when it gives up after --at-most.
-    A layout that does not fit leaves the former slices. If this is cut off, the worker stays drained: the same command
-    once more makes what is missing, and moorage uncordon opens the worker.
+    if it was open before, also when it gives up after --at-most or by Ctrl-C while it waits for jobs.
+    A layout that does not fit leaves the former slices. If this fails later or is killed, the worker stays drained:
+    the same command once more makes what is missing, and moorage uncordon opens the worker.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -69,6 +69,7 @@ def mig(
         except BaseException:
             if was_open:
                 await client.uncordon(worker)
+                say(f"worker {worker} is open for jobs again, and its GPU is as it was")
             raise
         try:
             changed = await _in_time(lambda: found.change(wanted))

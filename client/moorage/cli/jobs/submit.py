@@ -34,7 +34,10 @@ def submit(
     ] = None,
     instead_of: Annotated[
         str | None,
-        Parameter(help="Cancel this waiting job and submit it again, changed by the other options.", value="JOB"),
+        Parameter(
+            help="Submit this waiting job's request, changed by the other options, as a new job, and cancel this one.",
+            value="JOB",
+        ),
     ] = None,
     but: Annotated[
         str | None,

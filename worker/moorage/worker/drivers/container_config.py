@@ -486,7 +486,13 @@ def devices_of(
 def _cdi_name(device: Device) -> str:
     name = device.cdi[0] if device.cdi else f"nvidia.com/gpu={device.uuid}"
     if not _CDI.fullmatch(name):
-        raise refuse("failed-precondition", f"{START_FAILED}: {name[:80]!r} is not a CDI name", found=name[:80])
+        raise refuse(
+            "failed-precondition",
+            f"{START_FAILED}: the worker knows its GPU {device.uuid} by {name[:80]!r}, which is not a CDI name",
+            found=name[:80],
+            allowed="vendor/class=name",
+            next="the worker's administrator mends the CDI specs of that host",
+        )
     return name
 
 

@@ -69,7 +69,7 @@ def default_user() -> str:
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The result of a command."""
+    """The result of a command: exit code, standard output, and podman's last error message, "" if there is none."""
 
     code: int
     out: str

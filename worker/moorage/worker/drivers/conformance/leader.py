@@ -82,7 +82,10 @@ async def until(condition: Callable[[], Any], deadline_s: float = 30, what: str 
 
 
 class ScriptedLeader:
-    """A leader that a test scripts: `mute` has the verbs that get no answer, `refuse` the error that a verb gets."""
+    """Stands in for the scheduler that leads, as workers see it: it answers their joins, renewals and facts.
+
+    A test scripts it: verbs (`join`, `renew`, `fact`) in `mute` get no answer, those in `refuse` get that error.
+    """
 
     def __init__(self, url: str, prefix: str, *, renew_s: float = 0.2, lease_s: float = 20, grace_s: float = 1) -> None:
         self.url = url
