@@ -27,6 +27,10 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
     assert facts["because"].endswith(": month end")
     assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, the job is QUEUED")
     assert "on hold already by " in await admin("hold", "j")
+    other = await node.run("submit", "--gpu", "1xH100", "--job", "k", "--", "true", tenant=unique)
+    assert other.code == 0, other.err
+    held = await node.run("admin", "hold", "j,k", tenant=unique)
+    assert held.err.splitlines()[-1] == f"undo: moorage admin release k --tenant {unique}", "not j, held before"
     assert await admin("priority", "j", "--to", "90") == "j\tpriority 90, the job is QUEUED"
     assert (await admin("release", "--queue")) == f"tenant {unique}\tqueue released"
     assert await admin("release", "j") == "j\treleased, the job is QUEUED"
@@ -66,7 +70,7 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
         refused = await node.run("submit", "--gpu", "1xH100", "--job", "c", "--", "true", tenant=unique)
         assert (refused.code, refused.err.startswith("error[failed-precondition]: ")) == (1, True)
         huge = await node.run("submit", "--gpu", "2xH100", "--job", "d", "--", "true", tenant=unique)
-        assert "may have 1" in huge.err
+        assert f"the limit of tenant {unique} is 1" in huge.err
         explained = await node.run("explain", "b", "--json", tenant=unique)
         assert explained.frame["data"]["reason"] == "limit"
         assert explained.frame["data"]["held_by"] == ["job a: 1 GPU"]

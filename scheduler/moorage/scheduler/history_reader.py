@@ -54,7 +54,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class HistoryReader:
-    """Reads ended jobs in the history stream for those who ask.
+    """Answers questions about ended jobs from the history stream.
 
     `answer` sends the result: verb, data or problem, reply subject, whether as JSON.
     """

@@ -80,7 +80,7 @@ class RoundRobin(Generic[T]):
 
 
 class QuestionQueue(RoundRobin[Delivery]):
-    """The questions as received."""
+    """The questions that wait, as undecoded messages; tenants take turns."""
 
     def __init__(self, subject_skip: int) -> None:
         """`subject_skip` is the length of the subjects' prefix and its dot."""

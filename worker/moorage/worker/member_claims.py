@@ -149,7 +149,7 @@ class MemberClaims:
             self._shell.spawn(self._look_for_free())
 
     def open(self, slots: Sequence[int]) -> None:
-        """End the quarantine of these slots by `close_until_free`, without a check of their memory."""
+        """End the quarantine that `close_until_free` put on these slots, without a check of their memory."""
         for slot in self._left_behind.keys() & set(slots):
             del self._left_behind[slot]
             self._pool.unquarantine(slot, LEFT_BEHIND)

@@ -1,4 +1,4 @@
-"""Define what the parts of an agent need of it."""
+"""Define the interface of an agent that its parts use."""
 
 from __future__ import annotations
 

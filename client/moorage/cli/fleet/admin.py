@@ -55,9 +55,7 @@ def hold(
                 tell(f"tenant {done.tenant}\tqueue {_now('on hold', done)}{_by(done.hold)}{gpus}")
                 say(f"undo: moorage admin release --queue --tenant {done.tenant}")
             return None
-        await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held)
-        if not (options.json or options.format):
-            say(f"undo: moorage admin release {','.join(jobs)}")
+        await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held, undo="release")
         return None
 
     return with_client(options, work)
@@ -148,9 +146,7 @@ def freeze(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        await _each(client, jobs, lambda name: client.admin.freeze(name, why=why), options, _freezes)
-        if not (options.json or options.format):
-            say(f"undo: moorage admin resume {','.join(jobs)}")
+        await _each(client, jobs, lambda name: client.admin.freeze(name, why=why), options, _freezes, undo="resume")
         return None
 
     return with_client(options, work)
@@ -212,9 +208,9 @@ def resize(
     """Change the part of shared GPUs that jobs have.
 
     The change is refused if the other sharers leave no room for it. A running attempt takes it at once if the worker
-    has its limiter on. Under an MPS daemon of the worker, the next attempt takes it. Otherwise the scheduler only
-    counts the new part. The worker's memory guard ends an attempt that uses more memory than its new part. Later
-    attempts of the job have the new part.
+    has its limiter on. Under an MPS daemon of the worker, the next attempt takes new compute, and new memory is refused
+    while an attempt runs (requeue the job first). Otherwise the scheduler only counts the new part. The worker's memory
+    guard ends an attempt that uses more memory than its new part. Later attempts of the job have the new part.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -353,14 +349,22 @@ async def _each(
     act: Callable[[str], Awaitable[Done]],
     options: RowOptions,
     told: Callable[[Done], str],
+    undo: str = "",
 ) -> None:
-    names = await ids_of(client, jobs)
+    """Act on each job and tell what was done; the verb `undo` takes back what this command changed."""
+    names, changed = await ids_of(client, jobs), list[str]()
     for name in names:
         done = await act(name)
+        if done.changed:
+            changed.append(name)
         if not options.shown(done, [done]):
             tell(f"{name}\t{told(done)}")
-    if len(names) != 1 and not (options.json or options.format):
+    if options.json or options.format:
+        return
+    if len(names) != 1:
         say(many(len(names), "job"))
+    if undo and changed:
+        say(f"undo: moorage admin {undo} {','.join(changed)} --tenant {client.tenant}")
 
 
 def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:

@@ -45,7 +45,7 @@ from moorage.scheduler.core.shape import Shape
 ONE: Final = 1 << 10
 PRESSURE_MAX: Final = 2 * ONE
 #: at a pressure of 1, a request for one GPU is charged 1 / this of a GPU
-CHARGED_PART: Final = 4
+CHARGED_PART: Final = 3
 #: a change up to this keeps the old pressure: a new one means that every host is scored again
 MOVED: Final = ONE // 16
 #: decisions between two updates: one for each `LOOK_HOSTS` hosts, at least `LOOK_MIN`
