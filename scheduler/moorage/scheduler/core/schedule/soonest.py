@@ -78,10 +78,7 @@ def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
             places = host.cls.places(open_ & fit, shape)
             shared = len(host.shared) * host.cls.sharers(shape.mode) if shape.mode > EXCLUSIVE else 0
             most = min(most, (places + shared) // shape.count)
-        if shape.cpu_milli and host.cpu_milli:
-            most = min(most, cpu // shape.cpu_milli)
-        if shape.memory_mib and host.memory_mib:
-            most = min(most, memory // shape.memory_mib)
+        most = host.within(shape, most, cpu, memory)
         if most > rooms:
             found.append((after_ms, most - rooms))
             rooms = most
@@ -196,15 +193,21 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
         return
     members = host.worker.members.values()
     ends = sorted(estimates.ends_of(members, now_ms))
-    if shape.mode != EXCLUSIVE or not shape.count:
-        if ends and len(ends) == len(members):  # shared devices and CPU: only once all have left
+    if shape.mode > EXCLUSIVE:
+        if ends and len(ends) == len(members):  # shared devices: only once all have left
             yield ends[-1][0], num, emptied
         return
     mask, open_, last = host.cls.fit(shape).mask, host.open, now
     opens, count = mask & host.lent & ~(host.shut | host.twice), shape.count
-    for at, freed in ends:
+    # not what the host has free: that counts a member that leaves in this record, which is among the ends, too
+    held = [estimates.runs_as(member).shape for member in members]
+    cpu = host.cpu_milli - sum(each.cpu_milli for each in held)
+    memory = host.memory_mib - sum(each.memory_mib for each in held)
+    for at, freed, cpu_milli, memory_mib in ends:
         open_ |= freed & opens
-        room = min((open_ & mask).bit_count() // count, emptied)
+        cpu, memory = cpu + cpu_milli, memory + memory_mib
+        room = min((open_ & mask).bit_count() // count, emptied) if count else emptied
+        room = host.within(shape, room, cpu, memory)
         if room > last:
             last = room
             yield at, num, room
