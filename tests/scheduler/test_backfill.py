@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,7 @@ def test_ends_that_were_found_before_are_those_that_are_found_anew(
                 f"j{number}",
                 tenant=chance.choice("ab"),
                 gpu={"count": chance.choice([1, 2])},
+                resources={"cpu_milli": 500, "memory_mib": 7},
                 run={"driver": "noop", "argv": ["run", f"kind{kind}"], "timeout_s": limit_s},
             )
             drive.settle()
@@ -68,7 +70,7 @@ def test_ends_that_were_found_before_are_those_that_are_found_anew(
         for host in drive.engine.fleet.hosts.values():
             members = list(host.worker.members.values())
             ends = [(estimates.end_ms(member, now_ms), member.mask) for member in members]
-            anew = [(end_ms, mask) for end_ms, mask in ends if end_ms is not None]
+            anew = [(end_ms, mask, 500, 7) for end_ms, mask in ends if end_ms is not None]
             assert estimates.ends_of(members, now_ms) == anew
             steady.update(estimates.runs_as(member).until_ms > now_ms for member in members)
     assert steady[True], "some ends were known before, others not"
@@ -107,16 +109,52 @@ def test_a_host_with_a_service_is_reserved_for_no_job_and_idles_for_none() -> No
     assert drive.states("small") == ["PLACED", "PLACED"]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_processors_are_reserved_where_the_ends_of_all_jobs_are_known(known: bool) -> None:
+@pytest.mark.parametrize("gpu", [None, {"count": 2}])
+@pytest.mark.parametrize("resource", ["cpu_milli", "memory_mib"])
+@pytest.mark.parametrize("asked", [6_000, 8_000])
+def test_processors_and_memory_are_reserved_from_when_known_ends_free_enough_of_them(
+    asked: int, resource: str, gpu: dict[str, Any] | None
+) -> None:
+    """GPUs are free sooner, or one is, and a service holds 2,000 of the 8,000 for ever."""
+    drive = Driving()
+    drive.worker("w0", 3, cpu_milli=8_000, memory_mib=8_000)
+    drive.submit("service", tenant="v", resources={resource: 2_000})
+    drive.submit("soon", run=limited(600), gpu={"count": 2}, resources={resource: 1_000})
+    drive.submit("later", run=limited(3_600), resources={resource: 4_000})
+    drive.settle()
+    drive.submit("big", gpu=gpu, resources={resource: asked})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert (held is not None) == (asked == 6_000)
+    assert held is None or (held.start_ms or 0) > drive.now + 3_000_000
+
+
+def test_processors_that_a_job_leaves_in_this_very_record_count_once() -> None:
     drive = Driving()
     drive.worker("w0", 0, cpu_milli=8_000)
+    drive.submit("service", tenant="v", resources={"cpu_milli": 2_000})
+    drive.submit("ends", run=limited(3_600), resources={"cpu_milli": 2_000})
     drive.submit("runs", run=limited(3_600), resources={"cpu_milli": 4_000})
-    drive.submit("service", tenant="v", run=limited(7_200 if known else None), resources={"cpu_milli": 2_000})
     drive.settle()
     drive.submit("big", resources={"cpu_milli": 8_000})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert (drive.engine.planner.reserving.reservation is not None) == known
+    worker = drive.workers["w0"]
+    worker.finish(next(key for key in worker.held if key[1] == "ends"))
+    drive.now += 2_000
+    drive.report()
+    assert drive.engine.planner.reserving.reservation is None
+
+
+def test_shared_devices_are_reserved_where_the_ends_of_all_jobs_are_known() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    sharer = {"sharing": "mps", "share": {"compute_percent": 40}}
+    drive.submit("runs", run=limited(3_600), gpu=sharer)
+    drive.submit("service", tenant="v", gpu=sharer)
+    drive.settle()
+    drive.submit("big", gpu={"sharing": "mps", "share": {"compute_percent": 90}})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.reserving.reservation is None
 
 
 def test_hosts_with_services_do_not_hide_those_that_will_be_free(monkeypatch: pytest.MonkeyPatch) -> None:

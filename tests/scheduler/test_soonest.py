@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.schedule import soonest
 from moorage.scheduler.core.schedule.soonest import SAMPLES_SURE
+from moorage.schemas.capabilities import Capabilities
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_forecast import MINUTE, learned, submit
 
@@ -53,6 +55,56 @@ def test_a_worker_that_may_open_at_any_moment_bounds_nothing() -> None:
     drive = full()
     drive.worker("w1", 1)
     drive.operate("cordon", "w1")
+    assert asked(drive, "late", 1)["kind"] == "accepted"
+
+
+@pytest.mark.parametrize("ends", [{"run": {"timeout_s": 250}}, {"deadline_s": 250}, {"cancelled": True}, {}])
+def test_no_job_is_expected_to_outlive_its_time_limit_its_deadline_or_its_cancel(ends: dict[str, Any]) -> None:
+    """The shortest run seen is one of ten minutes; this one has lasted for four, and ends ten seconds later."""
+    drive = Driving()
+    worker = drive.worker("w0", 1)
+    learned(drive, [10] * SAMPLES_SURE)
+    ends = dict(ends)
+    run, cancelled = {"driver": "noop", "argv": ["train"], **ends.pop("run", {})}, ends.pop("cancelled", False)
+    drive.submit("runs", gpu={}, run=run, **ends)
+    drive.settle()
+    drive.now += 4 * MINUTE
+    drive.renew()
+    worker.auto = False
+    if cancelled:
+        drive.cancel("runs")
+    assert drive.states("runs") == ["CANCELLING" if cancelled else "RUNNING"]
+    ends_soon = cancelled or bool(ends) or "timeout_s" in run
+    assert asked(drive, "next", 60).get("code") == (None if ends_soon else "cannot-start-in-time")
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_device_in_other_use_bounds_nothing_since_it_may_be_free_at_any_moment(taken: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [10] * SAMPLES_SURE)
+    submit(drive, "runs")
+    other = drive.worker("w1", 1, drivers=["noop" if taken else "process"])
+    other.local.add(0)
+    drive.renew()
+    assert asked(drive, "next", 1).get("code") == (None if taken else "cannot-start-in-time")
+
+
+def test_a_job_that_may_be_frozen_for_a_guest_bounds_nothing() -> None:
+    drive = Driving()
+    able = Capabilities(freezes=True, guests=True)
+    drive.worker("w0", 1, capabilities={"noop": able})
+    learned(drive, [10] * SAMPLES_SURE)
+    submit(drive, "runs")
+    assert asked(drive, "late", 1)["code"] == "cannot-start-in-time"
+    assert asked(drive, "guest", 1, guest=True)["kind"] == "accepted"
+
+
+def test_where_guaranteed_gpus_may_be_taken_back_nothing_is_sure() -> None:
+    drive = Driving(Config(reclaim=True))
+    drive.worker("w0", 1)
+    learned(drive, [10] * SAMPLES_SURE)
+    submit(drive, "borrows")
     assert asked(drive, "late", 1)["kind"] == "accepted"
 
 

@@ -10,14 +10,25 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.workloads.plan import Plan, made
+from tests.workloads import plan as plans
+from tests.workloads import stream
+from tests.workloads.plan import Plan
 from tests.workloads.world import World
+
+
+def made(seed: int) -> Plan:
+    """Return the plan of a seed."""
+    return stream.made(seed) if seed >= stream.STREAM_FROM else plans.made(seed)
+
+
+def world_of(plan: Plan, log: list[str] | None = None) -> World:
+    return stream.Stream(plan, log) if plan.theme == stream.THEME else World(plan, log)
 
 
 def failure(plan: Plan, log: list[str] | None = None, world: World | None = None) -> str:
     """What is wrong with a case, in one line; empty where nothing is."""
     try:
-        (world or World(plan, log)).run()
+        (world or world_of(plan, log)).run()
     except Exception as error:  # whatever the core raises is the finding
         where = traceback.extract_tb(error.__traceback__)[-1]
         if log is not None:

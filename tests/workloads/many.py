@@ -20,9 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.workloads.__main__ import failure, same_hashes
-from tests.workloads.plan import made
-from tests.workloads.world import World
+from tests.workloads.__main__ import failure, made, same_hashes, world_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 KEPT: Final = ROOT / ".cache" / "workloads"
@@ -46,7 +44,7 @@ class Came(NamedTuple):
 def run(seed: int) -> Came:
     began = time.process_time()
     plan = made(seed)
-    world = World(plan)
+    world = world_of(plan)
     wrong = failure(plan, world=world)
     return Came(seed, plan.theme, wrong, time.process_time() - began, world.records, world.found)
 

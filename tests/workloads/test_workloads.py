@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.turns import seeds
-from tests.workloads.__main__ import failure, shrink
+from tests.workloads.__main__ import failure, made, shrink
 from tests.workloads.many import Passed
-from tests.workloads.plan import Step, made
+from tests.workloads.plan import Step
+from tests.workloads.stream import STREAM_FROM
 from tests.workloads.themes import ADDED, ADDED_FROM, LENT, LENT_FROM, THEMES
 from tests.workloads.world import World
 
 #: cases of `make test`, and further ones of `make test-all`: of the first themes, and of those that were added
 OFTEN, MORE = 10, 80
 ADDED_OFTEN, ADDED_MORE = 5, 40
+STREAM_OFTEN, STREAM_MORE = 4, 40
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,12 @@ ADDED_OFTEN, ADDED_MORE = 5, 40
     [*seeds(OFTEN, MORE), *seeds(ADDED_OFTEN, ADDED_MORE, ADDED_FROM), *seeds(ADDED_OFTEN, ADDED_MORE, LENT_FROM)],
 )
 def test_nothing_waits_that_could_start_and_no_table_grows(seed: int) -> None:
+    found = failure(made(seed))
+    assert not found, f"{found}\npython -m tests.workloads --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", seeds(STREAM_OFTEN, STREAM_MORE, STREAM_FROM))
+def test_large_jobs_start_beside_an_endless_stream_and_services(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.workloads --seed {seed}"
 

@@ -131,7 +131,7 @@ class Engine:
         self.timers = Timers(state, self.request_of)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
-        self._soonest = Soonest(state, self.fleet, self.estimates)
+        self._soonest = Soonest(state, self.fleet, self.estimates, reclaims=config.reclaim)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self._soonest_ms)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),

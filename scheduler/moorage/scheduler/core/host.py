@@ -408,11 +408,16 @@ class Host:
                 most = min(most, (sum(beside.values()) + self.cls.places(slots, shape)) // shape.count + guests)
             else:
                 most = min(most, _groups(shape.count, [*beside.values(), *self.rooms_on_empty(slots, shape).values()]))
+        sizes = (self.cpu_free, self.memory_free) if now else (self.cpu_milli, self.memory_mib)
+        return max(0, self.within(shape, most, *sizes))
+
+    def within(self, shape: Shape, most: int, cpu_milli: int, memory_mib: int) -> int:
+        """Return how many of `most` replicas of a shape so much free CPU and memory is enough for."""
         if shape.cpu_milli and self.cpu_milli:
-            most = min(most, (self.cpu_free if now else self.cpu_milli) // shape.cpu_milli)
+            most = min(most, cpu_milli // shape.cpu_milli)
         if shape.memory_mib and self.memory_mib:
-            most = min(most, (self.memory_free if now else self.memory_mib) // shape.memory_mib)
-        return max(0, most)
+            most = min(most, memory_mib // shape.memory_mib)
+        return most
 
     def may_have_room(self, shape: Shape) -> bool:
         """Return whether a replica may start here now, by a quick check that never misses one that can."""

@@ -357,9 +357,9 @@ class Estimates:
         left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
         return None if left_ms is None else now_ms + left_ms
 
-    def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, int]]:
-        """Return (`end_ms`, device mask) of each member whose end can be estimated."""
-        found: list[tuple[int, int]] = []
+    def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, int, int, int]]:
+        """Return (`end_ms`, device mask, CPU milli, memory in MiB) of each member whose end can be estimated."""
+        found: list[tuple[int, int, int, int]] = []
         for member in members:
             known: RunsAs | None = member.runs_as
             if (
@@ -370,12 +370,12 @@ class Estimates:
                 or known.shape is not member.replica.job.shape
             ):
                 if (end_ms := self.end_ms(member, now_ms)) is not None:
-                    found.append((end_ms, member.mask))
+                    shape = self.runs_as(member).shape
+                    found.append((end_ms, member.mask, shape.cpu_milli, shape.memory_mib))
                 self._note(member, now_ms)
-            elif known.end_ms < 0:
-                found.append((2 * now_ms - known.since_ms, member.mask))
             else:
-                found.append((known.end_ms, member.mask))
+                end_ms = known.end_ms if known.end_ms >= 0 else 2 * now_ms - known.since_ms
+                found.append((end_ms, member.mask, known.shape.cpu_milli, known.shape.memory_mib))
         return found
 
     def _note(self, member: Member, now_ms: int) -> None:
@@ -407,7 +407,9 @@ class Estimates:
     def _read(self, job: Job) -> RunsAs:
         request, shape = self.request_of(job), self.shape_of(job)
         groups = groups_of(job.tenant, workload_of(request), shape)
-        return RunsAs(shape, groups, _limit_ms(request), request.priority)
+        deadline_s = request.deadline_s
+        deadline_ms = FOREVER_MS if deadline_s is None else job.accepted_ms + int(deadline_s * 1000)
+        return RunsAs(shape, groups, _limit_ms(request), request.priority, deadline_ms)
 
 
 def _limit_ms(request: Request) -> int | None:
@@ -428,13 +430,16 @@ class RunsAs:
     `until_ms` are from `Durations.steady_end_ms`, when the counter `told` was `told_at`.
     """
 
-    __slots__ = ("end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms")
+    __slots__ = (
+        "deadline_ms", "end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms",
+    )  # fmt: skip
 
-    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int) -> None:
+    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int, deadline_ms: int) -> None:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
         self.priority = priority  # of the request
+        self.deadline_ms = deadline_ms  # the ledger ms of the job's deadline; `FOREVER_MS` without one
         self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
         self.told: SharedCount | None = None
 

@@ -1,9 +1,11 @@
 """When running jobs leave room for a shape: the expected time, for reservations, and a lower bound, for admission.
 
 The lower bound serves to refuse jobs that cannot start in time, so it is optimistic wherever something is unknown. It
-ignores the queue, limits and shares, counts jobs of lower priority as gone, and assumes that each member ends after the
-shortest run ever seen of its kind (among runs that lasted as long as it already has). A bound is given only if enough
-such runs were seen. If a closed worker could run the shape there is none: it may open at any moment.
+ignores the queue, limits and shares, counts jobs of lower priority and jobs that are asked to end as gone, and assumes
+that each member ends after the shortest run ever seen of its kind (among runs that lasted as long as it already has),
+or at its time limit or deadline. A bound is given only if enough such runs were seen. If a closed worker could run the
+shape there is none, since it may open at any moment; nor if a device could that is in other use or not well, or that a
+guest may get beside a frozen job; nor if guaranteed GPUs can be taken back.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, started_ms
+from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Member, State, started_ms
+from moorage.schemas.capabilities import takes_guests
 
 #: for one reservation, compare at most this many hosts that will be free, or the second number times the hosts it needs
 #: if that is more; read at most `READ_MAX` hosts, since each read examines all that runs there
@@ -45,7 +48,7 @@ def soonest_ms(fleet: Fleet, shape: Shape, least: Least) -> tuple[int, int]:
         for host in cls.hosts.values():
             hosts += 1
             members += len(host.worker.members)
-            if not host.usable or host.waiting or members > MEMBERS_MAX:
+            if not host.usable or host.waiting or members > MEMBERS_MAX or _may_open(host, shape):
                 return 0, hosts + members
             missing -= host.replicas_of(shape, "now")
             frees += _frees(host, shape, least)
@@ -57,6 +60,13 @@ def soonest_ms(fleet: Fleet, shape: Shape, least: Least) -> tuple[int, int]:
         if missing <= 0:
             return after_ms, hosts + members
     return 0, hosts + members  # it waits for something other than running jobs
+
+
+def _may_open(host: Host, shape: Shape) -> bool:
+    """Return whether a device for the shape may become free at any moment, though no job ends."""
+    fit = host.cls.fit(shape).mask & host.lent
+    lends = shape.guest and takes_guests(host.worker.hello, shape.driver)
+    return bool(fit & host.shut) or (lends and bool(fit))
 
 
 def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
@@ -78,10 +88,7 @@ def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
             places = host.cls.places(open_ & fit, shape)
             shared = len(host.shared) * host.cls.sharers(shape.mode) if shape.mode > EXCLUSIVE else 0
             most = min(most, (places + shared) // shape.count)
-        if shape.cpu_milli and host.cpu_milli:
-            most = min(most, cpu // shape.cpu_milli)
-        if shape.memory_mib and host.memory_mib:
-            most = min(most, memory // shape.memory_mib)
+        most = host.within(shape, most, cpu, memory)
         if most > rooms:
             found.append((after_ms, most - rooms))
             rooms = most
@@ -91,7 +98,8 @@ def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
 class Soonest:
     """Gives a lower bound of the time until a shape could start, ignoring the queue before it."""
 
-    def __init__(self, state: State, fleet: Fleet, estimates: Estimates) -> None:
+    def __init__(self, state: State, fleet: Fleet, estimates: Estimates, *, reclaims: bool) -> None:
+        self._reclaims = reclaims
         self._state = state
         self._fleet = fleet
         self._estimates = estimates
@@ -103,7 +111,7 @@ class Soonest:
         second = self._state.time_ms // 1000
         if second != self._second:
             self._second, self._left = second, LOOKED_A_SECOND_MAX
-        if self._left <= 0:
+        if self._left <= 0 or self._reclaims:
             return 0
         after_ms, looked = soonest_ms(self._fleet, shape, lambda member: self._least_ms(member, priority))
         self._left -= looked
@@ -113,13 +121,16 @@ class Soonest:
         """Return how long a member runs at least from now, in ms; 0 if unknown or if it may be preempted."""
         job, runs_as = member.replica.job, self._estimates.runs_as(member)
         given = job.priority if job.priority >= 0 else runs_as.priority
-        if member.phase == AT_EXITED or given < priority:
+        if member.phase == AT_EXITED or member.replica.state in (ENDING, CANCELLING) or given < priority:
             return 0
         elapsed_ms = 0
         if member.phase == AT_RUNNING:
             since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else started_ms(job, member)
             elapsed_ms = max(0, self._state.time_ms - since_ms)
-        return self._estimates.durations.least_left_ms(runs_as.groups, elapsed_ms, SAMPLES_SURE)
+        least_ms = self._estimates.durations.least_left_ms(runs_as.groups, elapsed_ms, SAMPLES_SURE)
+        if runs_as.limit_ms is not None:
+            least_ms = min(least_ms, max(0, runs_as.limit_ms - elapsed_ms))
+        return min(least_ms, max(0, runs_as.deadline_ms - self._state.time_ms))
 
 
 #: (replicas that fit now, replicas that fit if it were emptied, host number, host)
@@ -196,15 +207,21 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
         return
     members = host.worker.members.values()
     ends = sorted(estimates.ends_of(members, now_ms))
-    if shape.mode != EXCLUSIVE or not shape.count:
-        if ends and len(ends) == len(members):  # shared devices and CPU: only once all have left
+    if shape.mode > EXCLUSIVE:
+        if ends and len(ends) == len(members):  # shared devices: only once all have left
             yield ends[-1][0], num, emptied
         return
     mask, open_, last = host.cls.fit(shape).mask, host.open, now
     opens, count = mask & host.lent & ~(host.shut | host.twice), shape.count
-    for at, freed in ends:
+    # not what the host has free: that counts a member that leaves in this record, which is among the ends, too
+    held = [estimates.runs_as(member).shape for member in members]
+    cpu = host.cpu_milli - sum(each.cpu_milli for each in held)
+    memory = host.memory_mib - sum(each.memory_mib for each in held)
+    for at, freed, cpu_milli, memory_mib in ends:
         open_ |= freed & opens
-        room = min((open_ & mask).bit_count() // count, emptied)
+        cpu, memory = cpu + cpu_milli, memory + memory_mib
+        room = min((open_ & mask).bit_count() // count, emptied) if count else emptied
+        room = host.within(shape, room, cpu, memory)
         if room > last:
             last = room
             yield at, num, room
