@@ -70,7 +70,7 @@ def test_ends_that_were_found_before_are_those_that_are_found_anew(
         for host in drive.engine.fleet.hosts.values():
             members = list(host.worker.members.values())
             ends = [(estimates.end_ms(member, now_ms), member.mask) for member in members]
-            anew = [(end_ms, mask, 500, 7) for end_ms, mask in ends if end_ms is not None]
+            anew = [(runtime.FOREVER_MS if end_ms is None else end_ms, mask, 500, 7) for end_ms, mask in ends]
             assert estimates.ends_of(members, now_ms) == anew
             steady.update(estimates.runs_as(member).until_ms > now_ms for member in members)
     assert steady[True], "some ends were known before, others not"
@@ -143,6 +143,21 @@ def test_processors_that_a_job_leaves_in_this_very_record_count_once() -> None:
     drive.now += 2_000
     drive.report()
     assert drive.engine.planner.reserving.reservation is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_shared_device_is_expected_to_be_free_once_the_last_of_its_sharers_has_ended(known: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    sharer = {"sharing": "mps", "share": {"compute_percent": 40}}
+    drive.submit("runs", run=limited(3_600), gpu=sharer)
+    drive.submit("service", tenant="v", run=limited(7_200 if known else None), gpu=sharer)
+    drive.settle()
+    drive.submit("whole", gpu={})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert (held is not None) == known
+    assert held is None or (held.start_ms or 0) > drive.now + 7_000_000
 
 
 def test_shared_devices_are_reserved_where_the_ends_of_all_jobs_are_known() -> None:
@@ -333,6 +348,43 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     held = drive.engine.planner.reserving.reservation
     where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
     assert where in (["w1"], ["started"])
+
+
+def test_jobs_that_outlive_their_estimates_send_no_reservation_to_and_fro() -> None:
+    """A job that runs longer than most moved the reservation to another host, and there another one moved it back."""
+    drive = Driving()
+    for host in ("w0", "w1"):
+        drive.worker(host, 1)
+    train = {"driver": "noop", "argv": ["train"]}
+    for number, minutes in enumerate([10, 10, 10, 30]):
+        drive.submit(f"learned-{number}", gpu={}, run=train)
+        drive.settle()
+        drive.now += minutes * 60_000
+        drive.run_out("w0")
+        drive.run_out("w1")
+    drive.now += 2 * runtime.SIBLINGS_MS
+    drive.renew()
+    for name in ("earlier", "later"):
+        drive.submit(name, gpu={}, run=train)
+        drive.settle()
+        drive.pass_time(240_000)
+    drive.submit("whole", gpu={})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    (first,) = drive.placed_on("earlier")
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    hosts = held.hosts
+    assert {drive.engine.fleet.hosts[num].worker.id for num in hosts} == {first}
+    drive.pass_time(150_000)
+    drive.submit("behind", gpu={})
+    drive.pass_time(2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    assert (held.start_ms or 0) > drive.now + 600_000, "it has outlived the most"
+    assert held.hosts == hosts, "though the other host is expected to be free sooner than that"
+    (other,) = drive.placed_on("later")
+    drive.run_out(other)
+    assert drive.placed_on("whole") == [other], "the job itself takes what is free first"
 
 
 def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_for_them(

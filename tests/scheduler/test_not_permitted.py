@@ -18,10 +18,35 @@ from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import AVOID_MAX
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, NOT_PERMITTED
 from moorage.schemas.reasons import REASONS
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import H100, Driving
 from tests.scheduler.honest_worker import Worker
+from tests.scheduler.honest_worker import devices as devices_of
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver process on this worker"
+
+
+@pytest.mark.parametrize("gpu", [None, {}])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_refusal_that_a_worker_tells_as_it_joins_with_other_devices_is_explained(devices: int, gpu: Any) -> None:
+    """The job avoids the devices that the worker had then. It was told to be placed with the next record, for ever."""
+    drive = Driving()
+    worker = drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu=gpu)
+    (place,) = drive.wanted[0].place
+    worker.say("refused", place, 0, WHY)
+    worker.hello = msgspec.structs.replace(worker.hello, gpu_pool=devices_of("w0", [H100] * devices))
+    drive.join(worker)
+    drive.pass_time(60_000)
+    if devices == 3 and gpu is not None:
+        assert drive.slots("j") == [2], "that one it has not refused"
+        return
+    found = drive.explained("j")
+    assert (found["reason"], found["refused_by"]) == ("refused", ["w0"])
+    if devices == 1:
+        worker.boot += "-2"
+        drive.join(worker)
+        drive.pass_time(2_000)
+        assert drive.states("j") == ["PLACED"], "it is asked anew"
 
 
 @pytest.mark.parametrize("why", [WHY, NOT_HERE + "argv[0] names no handler of this worker"])

@@ -34,7 +34,7 @@ def _gpu() -> str:
             ("2xH100:80G", "with 80 GB each, as sold; 70000M is exact MiB"),
             ("H100|A100", "either model; a model is a part of the device's name, in any case"),
             ("=A10", "whole words only: no A100"),
-            ("3x2xA100", "three replicas of two; --gang starts all or none, --spread one a host"),
+            ("3x2xA100", "three replicas of two; --gang starts all or none, --spread goes for different hosts"),
             ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G"),
             ("any", "moorage fleet shows what there is, and what fits now"),
         ]

@@ -97,7 +97,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     sharing: Sharing | None = None  # null is exclusive
     share: Share | None = None  # what part of the GPU, with mps and time-slice
     enforce: Enforce | None = None  # how its part has to be kept; workers that do less are left out
-    #: replicas as there is room (null, too), all at once or none, or each on a host of its own
+    #: replicas as there is room (null, too), all at once or none, or as there is room on hosts with the fewest of them
     scheduling: Scheduling | None = None
     #: which GPU a sharer gets: the one with the most other sharers, or with the fewest; null: as the ranker chooses
     prefer: Literal["pack", "spread"] | None = None

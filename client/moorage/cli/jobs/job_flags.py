@@ -100,7 +100,9 @@ class JobFlags:
     ] = None
     replicas: Annotated[int | None, Parameter(help="Copies of the command, each with its own GPUs.")] = None
     gang: Annotated[bool, Parameter(help="All replicas start together, or none does.")] = False
-    spread: Annotated[bool, Parameter(help="Place each replica on a different host.")] = False
+    spread: Annotated[
+        bool, Parameter(help="Prefer a different host for each replica; where none has room, several run on one.")
+    ] = False
     priority: Annotated[int | None, Parameter(help="0..100, higher first; 50 if it is not given.")] = None
     cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
     memory: Annotated[str | None, Parameter(help="Host memory per replica: 16G or 512M.", value="SIZE")] = None

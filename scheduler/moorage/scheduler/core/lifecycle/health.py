@@ -134,9 +134,9 @@ class Health:
             job = self.state.jobs.get(num)
             if job is None or job.over or not job.avoid:
                 self._shy_jobs().discard(num)
-            elif dict(job.avoid).get(worker.num) == every and any(
+            elif not every & ~dict(job.avoid).get(worker.num, 0) and any(
                 row[WHY].startswith(ABOUT_THE_JOB) for row in job.story
-            ):
+            ):  # it may avoid more: the worker had more devices when it refused the job
                 draft.avoid(job, worker, 0)
                 lifted += 1
                 if lifted >= LIFTED_MAX:

@@ -158,11 +158,15 @@ def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
 
 
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
-    """Return the numbers of the workers that refused the job because of what it runs: it avoids all their devices."""
+    """Return the numbers of the workers that refused the job because of what it runs.
+
+    It avoids all devices that they have, or, if it asks for none, the workers. They may have joined anew with others.
+    """
     if not job.avoid or not any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story):
         return frozenset()
     workers = engine.state.worker_by_num
-    return frozenset(num for num, mask in job.avoid if mask == every_slot(workers[num]))
+    without = frozenset(num for num, mask in job.avoid if not every_slot(workers[num]) & ~mask)
+    return without | engine.shape_of(job).refusing
 
 
 def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:

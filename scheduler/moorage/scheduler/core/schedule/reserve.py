@@ -63,7 +63,8 @@ class Reservation:
     """
 
     __slots__ = (
-        "hosts", "item", "looked_start_ms", "priority", "shape", "short_ms", "since_ms", "start_ms", "tenant",
+        "best_ms", "hosts", "item", "looked_start_ms", "priority", "shape", "short_ms", "since_ms", "start_ms",
+        "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +82,7 @@ class Reservation:
         self.shape = group.shape
         self.hosts = hosts
         self.start_ms: int | None = start_ms
+        self.best_ms = start_ms  # the earliest start that was ever expected
         self.since_ms = since_ms
         #: `start_ms` when the excluded groups were last opened again because it had changed
         self.looked_start_ms: int | None = start_ms
@@ -463,22 +465,23 @@ class Reserving:
     def _keep(self, held: Reservation, excluded: frozenset[int], now_ms: int) -> bool:
         """Update a reservation's start, moving it to hosts that are free sooner; return whether it stands.
 
-        If the start is unknown, it is kept for a while: a worker that restarts, or is cordoned for a moment, must not
-        undo what was already emptied.
+        It moves only to a start before any that was expected for it. Each move leaves hosts that were emptied in part,
+        and jobs that outlive their estimates would otherwise send it to and fro for ever. If the start is unknown, it
+        is kept for a while: a worker that restarts, or is cordoned for a moment, must not undo what was emptied either.
         """
         fleet, estimates = self._fleet, self._estimates
         held.start_ms = expected(fleet, held.shape, held.hosts, excluded, estimates, now_ms)
         if held.start_ms is not None:
-            held.short_ms = -1
+            held.short_ms, held.best_ms = -1, min(held.best_ms, held.start_ms)
             if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
                 return True
         self._moved_ms = now_ms
         found = soonest(fleet, held.shape, excluded, estimates, now_ms)
         if found is None:
             return held.start_ms is not None or held.is_short_for(now_ms) < SHORT_MS
-        if held.start_ms is None or found[1] < held.start_ms:
+        if held.start_ms is None or found[1] < held.best_ms:
             held.hosts, held.start_ms = found
-            held.short_ms = -1
+            held.short_ms, held.best_ms = -1, found[1]
         return True
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:

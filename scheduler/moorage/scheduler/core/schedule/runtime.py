@@ -358,7 +358,7 @@ class Estimates:
         return None if left_ms is None else now_ms + left_ms
 
     def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, int, int, int]]:
-        """Return (`end_ms`, device mask, CPU milli, memory in MiB) of each member whose end can be estimated."""
+        """Return (`end_ms`, device mask, CPU milli, memory in MiB) of each member; `FOREVER_MS` for an unknown end."""
         found: list[tuple[int, int, int, int]] = []
         for member in members:
             known: RunsAs | None = member.runs_as
@@ -369,13 +369,13 @@ class Estimates:
                 or known.told.count != known.told_at
                 or known.shape is not member.replica.job.shape
             ):
-                if (end_ms := self.end_ms(member, now_ms)) is not None:
-                    shape = self.runs_as(member).shape
-                    found.append((end_ms, member.mask, shape.cpu_milli, shape.memory_mib))
+                end_ms = self.end_ms(member, now_ms)
                 self._note(member, now_ms)
+                known = self.runs_as(member)
             else:
                 end_ms = known.end_ms if known.end_ms >= 0 else 2 * now_ms - known.since_ms
-                found.append((end_ms, member.mask, known.shape.cpu_milli, known.shape.memory_mib))
+            asked = known.shape
+            found.append((FOREVER_MS if end_ms is None else end_ms, member.mask, asked.cpu_milli, asked.memory_mib))
         return found
 
     def _note(self, member: Member, now_ms: int) -> None:

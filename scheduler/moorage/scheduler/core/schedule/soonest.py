@@ -11,11 +11,13 @@ guest may get beside a frozen job; nor if guaranteed GPUs can be taken back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
+from operator import or_
 from typing import Final
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.schedule.runtime import Estimates
+from moorage.scheduler.core.schedule.runtime import FOREVER_MS, Estimates
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Member, State, started_ms
 from moorage.schemas.capabilities import takes_guests
@@ -208,19 +210,23 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
     members = host.worker.members.values()
     ends = sorted(estimates.ends_of(members, now_ms))
     if shape.mode > EXCLUSIVE:
-        if ends and len(ends) == len(members):  # shared devices: only once all have left
+        if ends and ends[-1][0] < FOREVER_MS:  # shared devices: only once all have left
             yield ends[-1][0], num, emptied
         return
-    mask, open_, last = host.cls.fit(shape).mask, host.open, now
-    opens, count = mask & host.lent & ~(host.shut | host.twice), shape.count
+    mask, last, count = host.cls.fit(shape).mask, now, shape.count
+    opens, ended = mask & host.lent & ~(host.shut | host.twice), 0
+    # by member the slots that later ends leave: a device with several sharers is free once the last of them has left
+    later = list(accumulate((row[1] for row in reversed(ends)), or_, initial=0))[-2::-1]
     # not what the host has free: that counts a member that leaves in this record, which is among the ends, too
-    held = [estimates.runs_as(member).shape for member in members]
-    cpu = host.cpu_milli - sum(each.cpu_milli for each in held)
-    memory = host.memory_mib - sum(each.memory_mib for each in held)
-    for at, freed, cpu_milli, memory_mib in ends:
-        open_ |= freed & opens
+    cpu = host.cpu_milli - sum(row[2] for row in ends)
+    memory = host.memory_mib - sum(row[3] for row in ends)
+    for (at, slots, cpu_milli, memory_mib), held in zip(ends, later, strict=True):
+        if at >= FOREVER_MS:
+            return
+        ended |= slots
         cpu, memory = cpu + cpu_milli, memory + memory_mib
-        room = min((open_ & mask).bit_count() // count, emptied) if count else emptied
+        open_ = (host.open | ended & opens & ~held) & mask
+        room = min(open_.bit_count() // count, emptied) if count else emptied
         room = host.within(shape, room, cpu, memory)
         if room > last:
             last = room
