@@ -160,7 +160,7 @@ def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     """Return the numbers of the workers that refused the job because of what it runs.
 
-    It avoids all devices that they have, or, if it asks for none, the workers. They may have joined anew with others.
+    It avoids all devices that they have, or, if it asks for none, the workers. They may have joined again with others.
     """
     if not job.avoid or not any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story):
         return frozenset()
