@@ -44,6 +44,8 @@ from moorage.schemas.job import Request
 #: how often the reservation looks for hosts that become free sooner: at most every this many ms for each host of the
 #: fleet, since that walks the fleet: each second up to 333 hosts, every 30 s with 10,000
 MOVE_MS_A_HOST: Final = 3
+#: how often one reservation moves to hosts that are free sooner
+MOVES_MAX: Final = 16
 #: backfill is tried again once the expected start has moved later by this many ms and by this part of the remaining
 #: time
 LATER_MS: Final = 5_000
@@ -63,7 +65,7 @@ class Reservation:
     """
 
     __slots__ = (
-        "best_ms", "hosts", "item", "looked_start_ms", "priority", "shape", "short_ms", "since_ms", "start_ms",
+        "hosts", "item", "looked_start_ms", "moves", "priority", "shape", "short_ms", "since_ms", "start_ms",
         "tenant",
     )  # fmt: skip
 
@@ -82,7 +84,7 @@ class Reservation:
         self.shape = group.shape
         self.hosts = hosts
         self.start_ms: int | None = start_ms
-        self.best_ms = start_ms  # the earliest start that was ever expected
+        self.moves = 0  # how often it has moved
         self.since_ms = since_ms
         #: `start_ms` when the excluded groups were last opened again because it had changed
         self.looked_start_ms: int | None = start_ms
@@ -465,23 +467,24 @@ class Reserving:
     def _keep(self, held: Reservation, excluded: frozenset[int], now_ms: int) -> bool:
         """Update a reservation's start, moving it to hosts that are free sooner; return whether it stands.
 
-        It moves only to a start before any that was expected for it. Each move leaves hosts that were emptied in part,
-        and jobs that outlive their estimates would otherwise send it to and fro for ever. If the start is unknown, it
-        is kept for a while: a worker that restarts, or is cordoned for a moment, must not undo what was emptied either.
+        It moves at most `MOVES_MAX` times: each move leaves hosts that were emptied in part, and jobs that outlive
+        their estimates would send it to and fro for ever. If the start is unknown, it is kept for a while: a worker
+        that restarts, or is cordoned for a moment, must not undo what was emptied either.
         """
         fleet, estimates = self._fleet, self._estimates
         held.start_ms = expected(fleet, held.shape, held.hosts, excluded, estimates, now_ms)
         if held.start_ms is not None:
-            held.short_ms, held.best_ms = -1, min(held.best_ms, held.start_ms)
-            if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
+            held.short_ms = -1
+            if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts) or held.moves >= MOVES_MAX:
                 return True
         self._moved_ms = now_ms
         found = soonest(fleet, held.shape, excluded, estimates, now_ms)
         if found is None:
             return held.start_ms is not None or held.is_short_for(now_ms) < SHORT_MS
-        if held.start_ms is None or found[1] < held.best_ms:
+        if held.start_ms is None or found[1] < held.start_ms:
             held.hosts, held.start_ms = found
-            held.short_ms, held.best_ms = -1, found[1]
+            held.short_ms = -1
+            held.moves += 1
         return True
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
