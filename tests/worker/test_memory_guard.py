@@ -72,10 +72,14 @@ class Scene:
         await self.running.stop()
         self.running = await start(self._settings, self._url)
 
-    async def hold(
+    async def begin(
         self, job: str, mib: int, share_mib: int | None, *argv: str, mode: str = "time-slice", slot: int = 0, **env: str
-    ) -> int:
-        """Run a job that holds so much beside its context; returns the pid of the process that holds it."""
+    ) -> None:
+        """Run a job that will hold so much beside its context.
+
+        Of one that is over its grant without grace nothing else can be waited for than its end:
+        the guard may end it before it could tell anyone that it holds its memory.
+        """
         gpu: dict[str, Any] = {"sharing": mode}
         if mode == "mps":
             for which in ("mps_pipe_dir", "mps_log_dir"):
@@ -83,9 +87,13 @@ class Scene:
                 gpu[which] = str(self.folder / which)
         if share_mib is not None:
             gpu["share"] = {"memory_mib": share_mib}
-        file = self.folder / job
-        command = [*argv, sys.executable, HOLD, "hold", str(file), str(mib)]
+        command = [*argv, sys.executable, HOLD, "hold", str(self.folder / job), str(mib)]
         await self.run(job, command, gpu, slot, **env)
+
+    async def hold(self, job: str, mib: int, share_mib: int | None, *argv: str, **more: Any) -> int:
+        """Begin it and wait until it holds that; returns the pid of the process that does."""
+        await self.begin(job, mib, share_mib, *argv, **more)
+        file = self.folder / job
         return int(await until(lambda: file.exists() and file.read_text(), what=f"{job} holds its memory"))
 
     async def run(self, job: str, argv: list[str], gpu: dict[str, Any], slot: int = 0, **env: str) -> None:
@@ -173,7 +181,7 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
 @pytest.mark.parametrize("mode", ["time-slice", pytest.param("mps", marks=pytest.mark.slow)])
 async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, tmp_path: Path, mode: str) -> None:
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
-        await one.hold("one-more", 4000 - CONTEXT_MIB + 1, 4000, mode=mode)
+        await one.begin("one-more", 4000 - CONTEXT_MIB + 1, 4000, mode=mode)
         exited = await one.leader.heard("w1", "exited", name_of("one-more"))
         assert exited.detail.startswith("over-memory: it holds 4001 MiB")
 
@@ -181,7 +189,7 @@ async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, t
 async def test_what_a_job_holds_is_the_sum_of_its_processes(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
         script = f'{sys.executable} {HOLD} hold {tmp_path}/first 1500 & exec "$@"'
-        await one.hold("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
+        await one.begin("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
         exited = await one.leader.heard("w1", "exited", name_of("two"))
         assert exited.detail.startswith(f"over-memory: it holds {2 * (1500 + CONTEXT_MIB)} MiB")
 
@@ -193,7 +201,7 @@ async def test_a_process_in_a_session_of_its_own_with_no_parent_is_its_jobs(
     if not groups:
         monkeypatch.setattr(member_processes, "_group", lambda pid: "")
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
-        await one.hold("away", 5000, 3000, "/bin/sh", "-c", '(setsid "$@" &); sleep 600', "sh")
+        await one.begin("away", 5000, 3000, "/bin/sh", "-c", '(setsid "$@" &); sleep 600', "sh")
         exited = await one.leader.heard("w1", "exited", name_of("away"))
         assert exited.detail.startswith("over-memory: ")
 
@@ -333,6 +341,6 @@ async def test_processes_of_another_pid_namespace_lower_the_level_and_no_job_is_
         one.stub.boards[0].set(pids={2**22 + 1: 500})  # above the kernel's greatest pid
         await until(lambda: one.level() == "advisory", what="the level falls")
         assert "PID namespace" in one.agent.guard.why_not["time-slice"]
-        await one.hold("greedy", 5000, 2000)
+        await one.begin("greedy", 5000, 2000)
         exited = await one.leader.heard("w1", "exited", name_of("greedy"))
         assert exited.detail.startswith("over-memory: "), "what can be told is ended all the same"
