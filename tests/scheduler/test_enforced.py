@@ -76,7 +76,7 @@ def test_a_required_level_is_a_filter_with_its_reason() -> None:
     drive = fleet(w0=COUNTED, older=None)
     asks = {"gpu": {**PART, "enforce": {"memory": "guarded"}}, "run": RUN}
     accepted = drive.submit("waits", **asks)
-    assert "memory is advisory and compute advisory at best" in str(accepted["warnings"])
+    assert "enforces of a time-slice share: memory is advisory and compute advisory" in str(accepted["warnings"])
     explained = drive.explained("waits")
     assert (explained["reason"], explained["workers_left"]["enforce"]) == ("enforce", 0)
     refused = drive.submit("never", on_no_match="reject", **asks)

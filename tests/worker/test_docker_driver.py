@@ -770,6 +770,14 @@ async def test_what_the_operator_does_not_allow_fails_the_attempt(
     assert refused.value.code == "not-permitted"
 
 
+@pytest.mark.parametrize("run", [{}, {"argv": ["sh"]}], ids=["the image's program", "its own program"])
+def test_a_tenant_without_a_user_runs_no_image_where_users_are_set_by_tenant(run: dict[str, Any]) -> None:
+    users = Policy({}, {}, {"beta": "41001"}, None, {})
+    with pytest.raises(Refused, match="no user is set for jobs of tenant acme"):
+        check_container_policy("acme", request(image="a", **run), DockerSettings(), users)
+    check_container_policy("beta", request(image="a", **run), DockerSettings(), users)
+
+
 def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
     own = DockerSettings(
         images=("ours/*",), images_for={"acme": "theirs/* ours/x"}, mounts=("/data:/data:ro",),

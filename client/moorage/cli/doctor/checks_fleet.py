@@ -259,7 +259,7 @@ def contained_failures(contained: dict[str, Any]) -> Check:
             contained["plain_ranker"] and not contained["safe_mode"],
         ),
         (
-            "the leader accepts for now no request of tenants whose requests made it fail "
+            "for now the leader accepts no more requests of the tenants whose requests made it fail "
             f"({', '.join(contained['tenants'][:NAMES_MAX])})",
             contained["tenants"],
         ),

@@ -130,9 +130,7 @@ class JobFlags:
         list[str] | None,
         Parameter(help="Files to keep of its folder, as 'out/**'; see moorage get.", value="PATTERN"),
     ] = None
-    user: Annotated[str | None, Parameter(help="The user of the worker's host as whom the job runs.", value="NAME")] = (
-        None
-    )
+    user: Annotated[str | None, Parameter(help="Run the job as this user of the worker's host.", value="NAME")] = None
     driver: Annotated[
         str | None,
         Parameter(

@@ -148,8 +148,10 @@ def _has_so_many(offer: Offer, shape: Shape) -> bool:
 
 
 def _no_worker(shape: Shape, also: str = "") -> str:
-    """Return `no worker with …`, with what the filters before those of devices check: an earlier filter may have taken
-    workers out that have what the text says is missing."""
+    """Return `no worker with …`, naming what the filters before those of devices check.
+
+    An earlier filter may have taken workers out that have what the text says is missing.
+    """
     has = [*([also] if also else []), f"the driver {shape.driver}", *(["its labels"] if shape.requires else [])]
     return f"no worker with {', '.join(has[:-1])}{' and ' if len(has) > 1 else ''}{has[-1]}"
 
@@ -188,8 +190,8 @@ def _modes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 def _levels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     mode = MODE_WORDS[shape.mode]
     memory, compute = max(offer.level(shape.driver, mode) for offer in offers)
-    have = f"memory is {LEVELS[memory]} and compute {LEVELS[compute]} at best"
-    return f"with {mode} and the driver {shape.driver}, how a share is enforced: {have}"
+    best = f"memory is {LEVELS[memory]} and compute {LEVELS[compute]}"
+    return f"the best that a worker with the driver {shape.driver} enforces of a {mode} share: {best}"
 
 
 def _vendors(shape: Shape, offers: Sequence[Offer], names: Names) -> str:

@@ -437,11 +437,6 @@ class Worker:
         return row
 
 
-def every_slot(worker: Worker) -> int:
-    """Return the mask of all slots of a worker that refused a job; a worker without GPUs counts as having slot 0."""
-    return (1 << max(1, len(worker.hello.get("gpu_pool", ())))) - 1
-
-
 class Tenant:
     """A tenant as recorded in the ledger: its jobs by name, how far its queue was read, its limits and usage."""
 

@@ -231,10 +231,11 @@ def check_policy(tenant: str, request: Request, settings: ImageSettings, policy:
         raise _forbidden(f"image {image} may not run on this worker", image, ", ".join(patterns[:5]))
     if run.user is not None and not settings.request_user and policy.user_of(tenant) is None:
         raise _forbidden("a job may not name its user on this worker", run.user, "no user")
-    policy.check_user(tenant, run)
     if run.argv:
         policy.check_program(tenant, run)
-    elif policy.has_programs:
+        return
+    policy.check_user(tenant, run)
+    if policy.has_programs:
         raise _forbidden(f"tenant {tenant} must name its program on this worker", "none", "a program")
 
 

@@ -12,10 +12,11 @@ from typing import Final
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Count
-from moorage.scheduler.core.state import WHY, Job, State, Worker, every_slot
-from moorage.schemas.frames import ABOUT_THE_JOB, Renew, Unwell
+from moorage.scheduler.core.state import Job, State, Worker
+from moorage.schemas.frames import Renew, Unwell
 
 KIND_CHARS_MAX: Final = 16
 DETAIL_CHARS_MAX: Final = 120
@@ -129,14 +130,12 @@ class Health:
         """
         if not draft.level_allows(acts.Avoid.LEVEL):
             return
-        every, lifted = every_slot(worker), 0
+        lifted = 0
         for num in sorted(self._shy_jobs()):
             job = self.state.jobs.get(num)
             if job is None or job.over or not job.avoid:
                 self._shy_jobs().discard(num)
-            elif not every & ~dict(job.avoid).get(worker.num, 0) and any(
-                row[WHY].startswith(ABOUT_THE_JOB) for row in job.story
-            ):  # it may avoid more: the worker had more devices when it refused the job
+            elif avoids_all(job, worker) and was_refused(job):
                 draft.avoid(job, worker, 0)
                 lifted += 1
                 if lifted >= LIFTED_MAX:

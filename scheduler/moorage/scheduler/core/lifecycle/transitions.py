@@ -14,6 +14,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Avoid, Used
 from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
+from moorage.scheduler.core.lifecycle.refusals import every_slot
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.scheduler.core.records import (
     KEPT_WHILE_ENDING_LEVEL,
@@ -51,7 +52,6 @@ from moorage.scheduler.core.state import (
     MemberKey,
     Replica,
     Worker,
-    every_slot,
 )
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact, result_of, used_of

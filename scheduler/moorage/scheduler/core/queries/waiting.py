@@ -8,6 +8,7 @@ import msgspec
 
 from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.queries.explain import HOLDERS_MAX, Explanation, explain, holders, named
 from moorage.scheduler.core.queries.view import View
@@ -20,7 +21,7 @@ from moorage.scheduler.core.queries.views import (
 )
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica, every_slot
+from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica
 from moorage.schemas import reasons
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
@@ -162,10 +163,10 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
 
     It avoids all devices that they have, or, if it asks for none, the workers. They may have joined again with others.
     """
-    if not job.avoid or not any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story):
+    if not job.avoid or not was_refused(job):
         return frozenset()
     workers = engine.state.worker_by_num
-    without = frozenset(num for num, mask in job.avoid if not every_slot(workers[num]) & ~mask)
+    without = frozenset(num for num, _ in job.avoid if avoids_all(job, workers[num]))
     return without | engine.shape_of(job).refusing
 
 

@@ -467,9 +467,10 @@ class Reserving:
     def _keep(self, held: Reservation, excluded: frozenset[int], now_ms: int) -> bool:
         """Update a reservation's start, moving it to hosts that are free sooner; return whether it stands.
 
-        It moves at most `MOVES_MAX` times: each move leaves hosts that were emptied in part, and jobs that outlive
-        their estimates would send it to and fro for ever. If the start is unknown, it is kept for a while: a worker
-        that restarts, or is cordoned for a moment, must not undo what was emptied either.
+        While its start is known it moves at most `MOVES_MAX` times: each move leaves hosts that were emptied in part,
+        and jobs that outlive their estimates would send it to and fro for ever. Once its start is unknown it may move
+        again. If no other hosts are found then, it is kept for a while: a worker that restarts, or is cordoned for a
+        moment, must not undo what was emptied either.
         """
         fleet, estimates = self._fleet, self._estimates
         held.start_ms = expected(fleet, held.shape, held.hosts, excluded, estimates, now_ms)

@@ -407,9 +407,7 @@ class Estimates:
     def _read(self, job: Job) -> RunsAs:
         request, shape = self.request_of(job), self.shape_of(job)
         groups = groups_of(job.tenant, workload_of(request), shape)
-        deadline_s = request.deadline_s
-        deadline_ms = FOREVER_MS if deadline_s is None else job.accepted_ms + int(deadline_s * 1000)
-        return RunsAs(shape, groups, _limit_ms(request), request.priority, deadline_ms)
+        return RunsAs(shape, groups, _limit_ms(request), request.priority)
 
 
 def _limit_ms(request: Request) -> int | None:
@@ -430,16 +428,13 @@ class RunsAs:
     `until_ms` are from `Durations.steady_end_ms`, when the counter `told` was `told_at`.
     """
 
-    __slots__ = (
-        "deadline_ms", "end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms",
-    )  # fmt: skip
+    __slots__ = ("end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms")
 
-    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int, deadline_ms: int) -> None:
+    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int) -> None:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
         self.priority = priority  # of the request
-        self.deadline_ms = deadline_ms  # the ledger ms of the job's deadline; `FOREVER_MS` without one
         self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
         self.told: SharedCount | None = None
 

@@ -68,7 +68,7 @@ def _may_open(host: Host, shape: Shape) -> bool:
     """Return whether a device for the shape may become free at any moment, though no job ends."""
     fit = host.cls.fit(shape).mask & host.lent
     lends = shape.guest and takes_guests(host.worker.hello, shape.driver)
-    return bool(fit & host.shut) or (lends and bool(fit))
+    return bool(fit if lends else fit & host.shut)
 
 
 def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
@@ -132,7 +132,9 @@ class Soonest:
         least_ms = self._estimates.durations.least_left_ms(runs_as.groups, elapsed_ms, SAMPLES_SURE)
         if runs_as.limit_ms is not None:
             least_ms = min(least_ms, max(0, runs_as.limit_ms - elapsed_ms))
-        return min(least_ms, max(0, runs_as.deadline_ms - self._state.time_ms))
+        if job.deadline_ms is not None:
+            least_ms = min(least_ms, max(0, job.deadline_ms - self._state.time_ms))
+        return least_ms
 
 
 #: (replicas that fit now, replicas that fit if it were emptied, host number, host)
