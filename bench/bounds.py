@@ -138,7 +138,10 @@ BOUNDS: Final = (
     _most("peers", "p50 ms: moorage, no-op, 8 slots / Ray, warm tasks, 8 slots", 1.3, 0.8),
     _least("peers", "groups/s: moorage, gangs of 8 / Ray, placement groups of 8", 2, 5),
     _least("peers", "jobs/s: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 1.2, 1.5),
-    _most("peers", "p50 ms: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 0.5),
+    _most("peers", "p50 ms: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 0.6, 0.4),
+    _least("peers", "calls/s: moorage, functions with results, 8 slots / Ray, tasks with results, 8 slots", 1.5, 2.5),
+    _least("peers", "calls/s: moorage, functions with results, 64 slots / Ray, tasks with results, 64 slots", 2.5, 5),
+    _most("peers", "p50 ms: moorage, functions with results, 8 slots / Ray, tasks with results, 8 slots", 1.2, 0.9),
     _least("peers", "jobs/s: moorage, a process a job, 8 slots / Slurm, a process a job, 8 slots", 10),
 )
 

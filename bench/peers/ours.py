@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from bench.callers import Callers, quantile
 from bench.peers.stick import stick
 from bench.stack import stack
@@ -15,7 +17,7 @@ from moorage.client import AsyncClient
 
 NOOP = b'{"job":"%s","events":"tenant","gpu":{"count":1},"run":{"driver":"noop"}}'
 GANG = b'{"job":"%s","replicas":8,"events":"tenant","gpu":{"count":1,"scheduling":"gang"},"run":{"driver":"noop"}}'
-TRUE = b'{"job":"%s","events":"tenant","gpu":{"count":1},"run":{"argv":["/bin/true"]}}'
+PROGRAM = b'{"job":"%%s","events":"tenant","gpu":{"count":1},"run":{"argv":%s}}'
 JOBS = 20_000
 JOBS_FEW_SLOTS = 5_000
 CALLERS = 1_000
@@ -83,11 +85,14 @@ async def gangs() -> dict[str, float]:
 
 
 async def processes(slots: int) -> dict[str, float]:
-    """/bin/true as a process a job; and submit to start of the stick (see `stick.py`)."""
+    """The stick (see `stick.py`) as a process a job, and /bin/true; and submit to start of the stick."""
+    rates = {"jobs/s": [*stick(), "/dev/null"], "/bin/true a second": ["/bin/true"]}
     async with stack(f"1x{slots}xH100", driver="process") as it:
-        callers = await Callers.open(it, TRUE)
-        rate = await _rate(callers, PROCESSES, CALLERS)
-        await callers.close()
+        figures = {}
+        for figure, argv in rates.items():
+            callers = await Callers.open(it, PROGRAM % msgspec.json.encode(argv))
+            figures[figure] = await _rate(callers, PROCESSES, CALLERS)
+            await callers.close()
         with tempfile.TemporaryDirectory() as folder:
             async with AsyncClient(it.url, tenant="t0") as moorage:
                 waits = []
@@ -98,7 +103,7 @@ async def processes(slots: int) -> dict[str, float]:
                     await job.result(30)
                     waits.append((int(stamp.read_text()) - submitted) / 1e6)
     waits.sort()
-    return {"jobs/s": rate, "p50 ms": statistics.median(waits), "p99 ms": quantile(waits, 0.99)}
+    return {**figures, "p50 ms": statistics.median(waits), "p99 ms": quantile(waits, 0.99)}
 
 
 async def _rate(callers: Callers, jobs: int, in_flight: int) -> float:
