@@ -138,6 +138,42 @@ def test_a_ranker_that_always_fails_is_tried_ever_less_often(drive: Contained, m
     drive.replays()
 
 
+@pytest.mark.parametrize(
+    ("ranker", "before", "asks", "wrong"),
+    [
+        ("Leased", {"gpu": {"count": 2}}, {"gpu": {"count": 1}}, "GPUs 0b1 of w0"),
+        ("Leased", {"gpu": {"count": 4}}, {"gpu": {"count": 1}}, "w0, which is excluded, not open or has no room"),
+        (
+            "Leased",
+            {"resources": {"cpu_milli": 3000}},
+            {"resources": {"cpu_milli": 2000}},
+            "w0, which is excluded, not open or has no room",
+        ),
+        ("TooMany", {}, {"gpu": {"count": 1}}, "GPUs 0b11 of w0; wanted are 1 of 0b1111"),
+        ("TwiceTheSame", {}, {"gpu": {"count": 1}}, "GPUs 0b10 of w0; wanted are 1 of 0b1100"),
+        ("Beyond", {}, {"resources": {"cpu_milli": 1000}}, "5 replicas on w0 at once"),
+    ],
+)
+def test_what_a_ranker_of_ones_own_may_not_choose_is_not_recorded(
+    ranker: str, before: dict[str, Any], asks: dict[str, Any], wrong: str, tmp_path: Path
+) -> None:
+    drive = Contained(tmp_path / "leader.rec", Config(ranker=f"tests.scheduler.wrong_rankers:{ranker}"))
+    for worker in ("w0", "w1"):
+        drive.worker(worker, 4, cpu_milli=4000)
+    if before:
+        drive.submit("before", **before)
+        assert drive.counts == {}
+    for number in range(6):
+        drive.offer_submit(f"j{number}", **asks)
+    drive.settle()
+    assert drive.counts == {"ranking": 1}
+    (told,) = drive.contained.containment.take_unlogged()
+    assert wrong in told.trace
+    for number in range(6):
+        assert state_of(drive, f"j{number}") in ("RUNNING", "QUEUED"), "the plain ranker placed what fits"
+    drive.replays()
+
+
 def test_a_pass_that_takes_too_long_counts_as_a_failure_of_ranking(drive: Contained) -> None:
     drive.contained.built_in(250)
     assert drive.counts == {}

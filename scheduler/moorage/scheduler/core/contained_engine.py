@@ -26,6 +26,7 @@ from moorage.scheduler.core.rank.rankers import maker_of
 from moorage.scheduler.core.state import Job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Renew
+from moorage.schemas.own_class import is_own
 
 #: how often one record is rebuilt before the term ends
 BUILDS_MAX: Final = 64
@@ -57,7 +58,8 @@ class ContainedEngine(Engine):
         contained = self.containment
         is_plain = contained.is_paused("ranking", self._now_ms) or self._now_ms < contained.safe_until_ms
         name = self.config.ranker
-        made = self._ranker = FallingBack(None if is_plain else lambda: maker_of(name)(), self._ranking_failed)
+        make = None if is_plain else lambda: maker_of(name)()
+        made = self._ranker = FallingBack(make, self._ranking_failed, checks=is_own(name))
         return made
 
     def _ranking_failed(self, where: str, asked: str, raised: Exception) -> None:

@@ -1,7 +1,8 @@
-"""Runs the configured ranker, and replaces it by the plain one once it has raised.
+"""Runs the configured ranker, and replaces it by the plain one once it has raised or chosen what cannot be.
 
 A ranker that raised may have left its tables half written, so it makes no more choices; `ContainedEngine` makes a new
-one after a pause. The plain ranker needs only the fleet.
+one after a pause. The plain ranker needs only the fleet. The choices of a ranker of one's own are checked before the
+ledger has them, those of `rankers.RANKERS` are not: for them it is in the tests.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.rank.ranker import Choice, Pack, Ranker
 from moorage.scheduler.core.shape import Shape
 
@@ -18,19 +20,26 @@ class RankerFailed(Exception):
     """Raised in a replay at the point where the ranker failed when the term was recorded."""
 
 
+class WrongChoice(Exception):
+    """The ranker chose a host or GPUs that the request may not have now."""
+
+
 class FallingBack(Ranker):
     """Chooses with `main` until that raises; then calls `failed` with the place, the request and the exception."""
 
     name: ClassVar[str] = "falling-back"
 
-    def __init__(self, make: Callable[[], Ranker] | None, failed: Callable[[str, str, Exception], None]) -> None:
-        """Make the ranker with `make`; with None, use only the plain ranker."""
+    def __init__(
+        self, make: Callable[[], Ranker] | None, failed: Callable[[str, str, Exception], None], *, checks: bool
+    ) -> None:
+        """Make the ranker with `make`; with None, use only the plain ranker. `checks`: check each of its choices."""
         self.plain = Pack()
         self.main: Ranker | None = None
         self.calls = 0  # number of calls of `main`
         self.failed_at: list[int] = []  # numbers of the calls that failed since this list was last emptied
         self.fails_at: set[int] = set()  # in a replay: numbers of the calls that failed when recorded
         self._failed = failed
+        self._checks = checks
         if make is not None:
             try:
                 self.main = make()
@@ -60,6 +69,8 @@ class FallingBack(Ranker):
                 main.work = self.work
                 choice = main.choose(fleet, shape, avoid, excluded)
                 self.work = main.work
+                if self._checks and choice is not None:
+                    _check(choice, fleet, shape, excluded)
                 return choice
             except Exception as raised:
                 self._fall_back("choose", f"{asked(shape)}; {len(fleet.hosts)} hosts", raised)
@@ -89,11 +100,37 @@ class FallingBack(Ranker):
         if main is not None:
             try:
                 self._begin()
-                return main.again(choice, shape, most)
+                masks = main.again(choice, shape, most)
+                if self._checks and masks:
+                    _check_more(masks, choice.host, shape, most)
+                return masks
             except Exception as raised:
                 self._fall_back("again", asked(shape), raised)
                 return []  # the plain ranker may not have made the choice that this continues
         return self.plain.again(choice, shape, most)
+
+
+def _check(choice: Choice, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> None:
+    """Raise `WrongChoice` if a replica of this shape may not be placed so."""
+    host = choice.host
+    num = host.worker.num
+    if num in excluded or fleet.hosts.get(num) is not host or not host.usable or not host.replicas_of(shape, "now"):
+        raise WrongChoice(f"it chose {host.worker.id}, which is excluded, not open or has no room for the request")
+    _check_more([choice.mask], host, shape, 1)
+
+
+def _check_more(masks: list[int], host: Host, shape: Shape, most: int) -> None:
+    """Raise `WrongChoice` if these replicas cannot all be placed on the host beside what it has."""
+    room = host.open & host.cls.fit(shape).mask
+    if shape.mode > EXCLUSIVE:
+        room |= sum(1 << slot for slot in host.rooms_on_shared(shape))
+    for mask in masks:
+        if mask & ~room or mask.bit_count() != shape.count:
+            raise WrongChoice(f"it chose GPUs {mask:#b} of {host.worker.id}; wanted are {shape.count} of {room:#b}")
+        if shape.mode <= EXCLUSIVE:
+            room &= ~mask
+    if len(masks) > min(most, host.replicas_of(shape, "now")):
+        raise WrongChoice(f"it placed {len(masks)} replicas on {host.worker.id} at once, which are too many")
 
 
 def asked(shape: Shape) -> str:
