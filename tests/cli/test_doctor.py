@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import nats
@@ -18,6 +19,9 @@ from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
 from moorage.cli.doctor import checks_fleet, checks_host, checks_nats
 from moorage.cli.doctor.check import Check
+from moorage.client import AsyncClient
+from moorage.client.errors import NoScheduler, NotPermitted, Rejected
+from moorage.schemas.errors import Problem
 from moorage.worker.supervisor import launcher_client
 from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, moorage
@@ -94,6 +98,29 @@ def test_what_the_leader_switched_off_is_told_though_it_counts_no_failure() -> N
     check = checks_fleet.contained_failures(figures)
     because = "because the leaders before it died"
     assert check.found == f"the leader writes one event in each ledger record, {because}"
+
+
+@pytest.mark.parametrize(
+    ("raised", "verdict", "found"),
+    [
+        (NotPermitted(Problem("permission-refused", "no")), "ok", "not shown the whole fleet"),
+        (NoScheduler(Problem("no-responders", "none")), "ok", "not shown the whole fleet"),
+        (TimeoutError(), "warn", "did not say within 3 s"),
+        (Rejected(Problem("internal", "it broke")), "warn", "it broke"),
+    ],
+)
+async def test_a_leader_that_does_not_show_the_fleet_is_no_missing_key(
+    node: Node, unique: str, monkeypatch: pytest.MonkeyPatch, raised: Exception, verdict: str, found: str
+) -> None:
+    async def fleet(client: AsyncClient) -> dict[str, Any]:
+        raise raised
+
+    monkeypatch.setattr(AsyncClient, "fleet", fleet)
+    async with AsyncClient(node.url, tenant=unique) as client:
+        told = {check.name: check async for check in checks_fleet._of_operators(client, 7)}
+    assert told["leader"].found.endswith("last ledger record 7")
+    assert told["operator"].verdict == verdict
+    assert found in told["operator"].found
 
 
 def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:

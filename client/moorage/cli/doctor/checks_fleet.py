@@ -156,19 +156,29 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
 
 
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
+    from moorage.client.errors import NoScheduler, NotPermitted
+
+    leads = Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
             fleet = await client.fleet()
-    except (MoorageError, TimeoutError):
-        yield Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")
+    except (NotPermitted, NoScheduler):  # the leader has answered this user: here it is an account without the subject
+        yield leads
         yield Check(
             "operator",
             "ok",
-            "this user was not shown the whole fleet: moorage fleet, drain and audit need an operator's key",
+            "this user is not shown the whole fleet: moorage fleet, drain and audit need an operator's key",
         )
-        return
-    for check in of_fleet(fleet):
-        yield check
+    except TimeoutError:
+        yield leads
+        why = f"the leader did not say within {ANSWER_S_MAX:g} s what the whole fleet has"
+        yield Check("operator", "warn", why, "ask again: moorage fleet")
+    except MoorageError as error:
+        yield leads
+        yield failed("operator", error, "warn")
+    else:
+        for check in of_fleet(fleet):
+            yield check
 
 
 def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
