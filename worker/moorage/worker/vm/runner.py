@@ -18,6 +18,7 @@ import contextlib
 import os
 import resource
 import secrets
+import select
 import shlex
 import signal
 import socket
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,8 @@ PORTS: Final = ("job", "out", "err", "work")
 KVM_S_MAX: Final = 30.0
 #: signals that are passed on to the job's processes
 SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+#: longest wait for the guest's first sign before signals are looked at again
+WAIT_S_MAX: Final = 1.0
 #: bytes of the console's end that are kept for a guest that did not boot
 CONSOLE_BYTES_MAX: Final = 4096
 _PIECE_BYTES: Final = 1 << 16
@@ -131,12 +135,17 @@ class Vm:
 
     def wait_until_up(self, seconds: float) -> None:
         """Return once the guest's first process has opened the ports. Raises NotUp."""
-        self.ports["job"].settimeout(seconds)
+        port, ends_s = self.ports["job"], time.monotonic() + seconds
+        port.settimeout(seconds)
         why = "QEMU ended"
         try:
+            # Python runs no handler of a signal that came just before a wait until that wait is over: so wait in parts
+            while not select.select([port], (), (), WAIT_S_MAX)[0]:
+                if time.monotonic() > ends_s:
+                    raise TimeoutError
             said = next(self.lines(), "")
             if said == "up":
-                self.ports["job"].settimeout(None)
+                port.settimeout(None)
                 return
             if said:
                 why = f"its guest says: {said}"
@@ -287,12 +296,9 @@ def pump(receive: Callable[[int], bytes], mark: bytes, into: Callable[[bytes], o
 
 def run(plan: Plan, variables: dict[str, str]) -> int | None:
     """Run the job and return its code; None if none came. Raises NotUp, Asked, BadArchive, OSError."""
-    has_job = False
 
     def asked(number: int, _: FrameType | None) -> None:
-        if has_job:
-            vm.say(f"{signal.Signals(number).name.removeprefix('SIG')}\n".encode())
-        elif number == signal.SIGTERM:  # other signals are meant for the job, which does not run yet
+        if number == signal.SIGTERM:  # other signals are meant for the job, which does not run yet
             raise Asked(number)
 
     for each in SIGNALS:
@@ -305,9 +311,8 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
             pumps = pump_all(vm, b"\x04" + secret.encode(), plan, archive)
             text = script(plan, variables)
             vm.say(f"{len(text)} {secret} {'yes' if plan.keep else 'no'}\n".encode() + text)
-            has_job = True
-            # a signal that came while the job was sent to the guest is meant for the job: it waited until here
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            # signals stay blocked for handlers: one that came while the job was sent to the guest is the job's, too
+            threading.Thread(target=pass_on_signals, args=(vm,), daemon=True).start()
             code = vm.wait_for_code()
             if code is None:
                 vm.close()
@@ -321,6 +326,15 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
         return code
     finally:
         vm.close()
+
+
+def pass_on_signals(vm: Vm) -> NoReturn:
+    """Pass on each signal to the guest by its name. `SIGNALS` must be blocked in all threads.
+
+    A handler would not do: a signal that comes just before the main thread waits for the guest would be lost.
+    """
+    while True:
+        vm.say(f"{signal.Signals(signal.sigwait(SIGNALS)).name.removeprefix('SIG')}\n".encode())
 
 
 def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threading.Thread]:
