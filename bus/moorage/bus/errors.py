@@ -295,7 +295,7 @@ class ServerMissing(BusError):
 
 
 class ServerFailed(BusError):
-    """`log_tail` is the end of the server's own log, which names the port or the disk that is at fault."""
+    """The embedded nats-server did not start. `log_tail` is the end of its log, which names the faulty port or disk."""
 
     bus_code = "server-failed"
 

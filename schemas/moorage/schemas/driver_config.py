@@ -37,7 +37,10 @@ _VM_ID: Final = re.compile(rf"|[0-9]+|{_PCI}")
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a driver reads of `driver_config.<its name>`. The class says, too, how the driver knows devices."""
+    """A base class of what a request may say to one driver, in `driver_config.<name of the driver>`.
+
+    The class variables say how a request names exact devices for that driver.
+    """
 
     #: what an id may look like, and that in words; None: no worker with this driver can give an exact device
     ids: ClassVar[re.Pattern[str] | None] = None

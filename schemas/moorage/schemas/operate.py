@@ -377,7 +377,10 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A drain that has an end or is to come, in ledger milliseconds; `until_ms` 0: until an operator uncordons."""
+    """A drain that begins later, or that ends by itself. Times are ledger milliseconds.
+
+    If `until_ms` is 0, it lasts until an operator uncordons the worker.
+    """
 
     from_ms: int
     leave_ms: int

@@ -54,7 +54,7 @@ _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
 class SimulatedSubscription:
-    """A standing subscription; its handler is called as a message arrives, as `Connection` does. None is `refused`."""
+    """A standing subscription, whose handler is called as each message arrives. The simulated bus refuses none."""
 
     refused: None = None
     __slots__ = ("connection", "handler", "open", "pattern", "prefix", "queue", "subject")

@@ -90,7 +90,7 @@ class FaultyNetwork:
         self._groups = [frozenset(group) for group in groups]
 
     def heal(self) -> None:
-        """No partition and no faults any more; what was lost stays lost."""
+        """End the partition and all faults. Messages that were lost stay lost."""
         self._groups = []
         self.faults = Faults()
         self._by_pair.clear()

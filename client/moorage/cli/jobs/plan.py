@@ -99,7 +99,7 @@ def quotas_of(words: Sequence[str]) -> Quota | None:
 
 
 def shares_of(words: Sequence[str]) -> Share:
-    """`acme=3` is a weight, `acme=3:16` that and GPUs guaranteed."""
+    """Read shares of tenants: `acme=3` gives acme the weight 3, and `acme=3:16` also guarantees it 16 GPUs."""
     found: dict[str, int | tuple[int, int]] = {}
     for word in words:
         tenant, _, of = word.partition("=")

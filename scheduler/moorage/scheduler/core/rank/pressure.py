@@ -59,7 +59,7 @@ _DEMAND: Final = 1 << 20
 
 
 class Class(NamedTuple):
-    """Requests of one class: devices each, CPU milli for each GPU, part of all GPUs asked for, usable host types."""
+    """Requests of one class: GPUs of each, CPU for each GPU, its part of all demand, the host types that it can use."""
 
     devices: int
     cpu_milli: int

@@ -225,7 +225,7 @@ class Prices:
 
 
 def gpu_percent(table: HostTable, shape: Shape) -> int:
-    """Return the hundredths of a GPU that one replica takes, on the kind of device where that is most."""
+    """Return how many hundredths of a GPU one replica takes, on the kind of device where that is most."""
     if shape.mode <= EXCLUSIVE:
         return 100 * shape.count
     if shape.compute_percent:
