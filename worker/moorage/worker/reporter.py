@@ -94,7 +94,7 @@ class Reporter:
 
     @property
     def boot(self) -> str:
-        """The machine's boot id and the `boot` of each driver that has one; if none has, the time of this agent's start."""
+        """The machine's boot id and the `boot` of each driver that has one; if none has, when this agent started."""
         boots = dict.fromkeys(driver.boot for _, driver in sorted(self.drivers.items()) if driver.boot)
         return f"{self.facts.boot}.{'+'.join(boots) or self._started}"
 

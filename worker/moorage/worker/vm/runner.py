@@ -50,7 +50,7 @@ PORTS: Final = ("job", "out", "err", "work")
 KVM_S_MAX: Final = 30.0
 #: signals that are passed on to the job's processes
 SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-#: longest wait for the guest's first sign before signals are looked at again
+#: longest wait for the first sign of the guest; between two such waits, signals are handled
 WAIT_S_MAX: Final = 1.0
 #: bytes of the console's end that are kept for a guest that did not boot
 CONSOLE_BYTES_MAX: Final = 4096
