@@ -102,6 +102,14 @@ async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_loo
 
 
 @pytest.mark.slow
+async def test_a_job_that_is_called_like_a_code_is_explained_by_a_pattern_and_watched(node: Node, unique: str) -> None:
+    assert (await node.run("run", "--job", "gang", "--", "true", tenant=unique)).code == 0
+    assert (await node.run("explain", "gang", tenant=unique)).out.startswith("gang: ")
+    for words in (("gang*",), ("gang", "--watch")):
+        assert "SUCCEEDED" in (await node.run("explain", *words, tenant=unique)).out
+
+
+@pytest.mark.slow
 async def test_what_a_flag_says_is_refused_by_its_name(node: Node, unique: str) -> None:
     for flag, value, text in (
         ("--priority", "101", "--priority: priority must be 0..100, found 101"),

@@ -47,8 +47,11 @@ def explain(
     watch: Annotated[bool, Parameter(help="Print again whenever the answer changes, until the job has ended.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """Say why a job waits, or what a code means."""
-    if len(what) == 1 and (code := code_of(what[0])) is not None:
+    """Say why a job waits, or what a code means.
+
+    A word that is a code is never taken for a job, except with --watch. Name a job called `gang` by a pattern: 'gang*'.
+    """
+    if len(what) == 1 and not watch and (code := code_of(what[0])) is not None:
         fault = f" (fault: {code.fault})" if code.fault else ""
         text = f"{code.code}: {code.means}{fault}"
         return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else tell(text))
