@@ -303,6 +303,31 @@ def test_of_settings_that_clash_each_is_named_and_what_to_change() -> None:
     assert "grace" not in refused.value.problem.message
 
 
+@pytest.mark.parametrize(
+    ("given", "said", "fix"),
+    [
+        ({"modes": "foo"}, "modes must be exclusive, mps or time-slice, found 'foo' (modes from --modes)", "--modes"),
+        ({"sharers_max": "mps=9"}, "sharers_max must be 0..8 for mps, found 9 (sharers_max from --sharers-max)", ""),
+    ],
+)
+def test_a_mode_in_an_error_is_not_taken_for_the_setting_of_that_name(
+    given: dict[str, str], said: str, fix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as refused:
+        worker_settings(given, tmp_path, env={})
+    assert (refused.value.problem.message, refused.value.problem.next) == (
+        said, f"give {fix or '--sharers-max'} another value"
+    )  # fmt: skip
+
+
+def test_a_ranker_that_cannot_be_imported_is_the_only_setting_at_fault() -> None:
+    with pytest.raises(Refused) as refused:
+        scheduler_settings({"ranker": "no_such_module:Own", "grace_s": "1s"}, env={})
+    told = refused.value.problem
+    assert told.message.startswith("ranker: no_such_module:Own: there is no module 'no_such_module'")
+    assert told.next == "give --ranker another value"
+
+
 @pytest.mark.parametrize("sharers", [{"mps": 9}, {"time-slice": -1}, {"exclusive": 1}, {"mp": 1}])
 def test_sharers_are_within_what_a_mode_allows(tmp_path: Path, sharers: dict[str, int]) -> None:
     with pytest.raises(Refused, match="sharers_max must"):
