@@ -46,7 +46,7 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
             "Ledger records between two snapshots; two snapshots are kept, and older records deleted.", ge=100, le=10**9
         ),
     ] = RECORDS_BETWEEN
-    prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
+    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.")] = PREFIX_DEFAULT
     name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
     record: Annotated[
         Path | None,

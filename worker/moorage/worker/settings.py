@@ -66,7 +66,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker: Annotated[str | None, setting("The worker's id; the host's name by default.")] = msgspec.field(
         name="id", default=None
     )
-    prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
+    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.")] = PREFIX_DEFAULT
     labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
     modes: Annotated[
         tuple[str, ...],
@@ -109,7 +109,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probation: Annotated[
         float,
         setting(
-            "How long a GPU that failed must be without a fault before it is used again; doubles with each failure.",
+            "How long a GPU that failed must be without a fault before it is used again; doubles with each failure "
+            "within a day.",
             unit="s",
             ge=0,
             le=86400,
@@ -200,15 +201,24 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
     drivers_for: Annotated[
         dict[str, str],
-        setting("Drivers that a tenant may use, split by blanks; * is every other tenant. Without it, all on offer."),
+        setting(
+            "Drivers that a tenant may use, split by blanks; the tenant * is every other one. Where this is set, a "
+            "tenant without an entry may use none."
+        ),
     ] = {}
     programs_for: Annotated[
         dict[str, str],
-        setting("Programs that a tenant may start, split by blanks: full paths, * allowed, or names. Without it, any."),
+        setting(
+            "Programs that a tenant may start, split by blanks: full paths (* stands for any characters) or names; the "
+            "tenant * is every other one. Where this is set, a tenant without an entry may start none."
+        ),
     ] = {}
     secrets_for: Annotated[
         dict[str, str],
-        setting("Secrets that a tenant may use, split by blanks, * allowed; * is every other tenant. Without it, any."),
+        setting(
+            "Secrets that a tenant may use, split by blanks (* stands for any characters); the tenant * is every other "
+            "one. Where this is set, a tenant without an entry may use none."
+        ),
     ] = {}
     run_as: Annotated[
         str | None, setting("User that runs every job; without it the request's user, or the agent's own. Needs root.")
@@ -259,7 +269,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = FOLDER_KEEP_DEFAULT
     files_bytes: Annotated[
-        int, setting("Size limit of the files that a job brings, unpacked.", unit="bytes", ge=_MIB, le=1 << 40)
+        int,
+        setting(
+            "Size limit of the files that a job brings, unpacked, and of the files that it keeps.",
+            unit="bytes",
+            ge=_MIB,
+            le=1 << 40,
+        ),
     ] = FILES_BYTES_DEFAULT
     files_cache: Annotated[
         int,
