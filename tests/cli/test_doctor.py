@@ -205,6 +205,9 @@ async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) ->
     assert rows["jetstream"][0] == "warn"
     assert "it is off on this server" in rows["jetstream"][2]
     assert told.code == 1, "nobody leads there"
+    ended = await moorage("scheduler", "--nats", url)
+    assert "JetStream does not answer on $JS.API.STREAM.INFO" in ended.err, "no scheduler is missing: this is one"
+    assert "fix: turn JetStream on" in ended.err
 
 
 @pytest.mark.parametrize(

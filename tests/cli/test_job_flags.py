@@ -77,10 +77,10 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ),
         ({"gpu_device": [" "]}, "--gpu-device: an id must not be blank", "leave the ids out"),
         ({"driver_config": "{"}, "--driver-config is not JSON", "--driver-config '{"),
-        ({"driver_config": "5"}, "--driver-config is an object", "--driver-config '{"),
+        ({"driver_config": "5"}, "--driver-config must be an object", "--driver-config '{"),
         (
             {"driver_config": '{"process": {"gpu_device_ids": ["1"]}}', "gpu_device": ["0"]},
-            "--driver-config says other devices of process",
+            "--driver-config names devices for the driver process as well",
             "leave out --gpu-device",
         ),
         ({"driver": "docker,"}, "--driver has an empty name", "--driver docker,process"),

@@ -146,10 +146,10 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--tenant", "Acme"), "'Acme' is not a valid name for one of the tenants"),
-        (("--tenant", "acme"), "named twice: acme"),
-        (("--worker", "a.b"), "'a.b' is not a valid name for one of the workers"),
-        (("--worker", "*"), "'*' is not a valid name for one of the workers"),
+        (("--tenant", "Acme"), "tenants must have names that match [a-z0-9-]{1,32}, found 'Acme'"),
+        (("--tenant", "acme"), "tenants names acme twice"),
+        (("--worker", "a.b"), "workers must have names that match [A-Za-z0-9_-]{1,64}, found 'a.b'"),
+        (("--worker", "*"), "workers must have names that match [A-Za-z0-9_-]{1,64}, found '*'"),
         (("--server", "h1", "--server", "h2"), "1, 3 or 5 different servers, found 2"),
         (("--server", "h1:0"), "'h1:0' is not the address of a server"),
         (("--server", "nats://h1"), "'nats://h1' is not the address of a server"),
@@ -163,7 +163,7 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
         (("--server", "h1:63536"), "the port at most 63535"),
         (("--shared", "--results"), "each tenant to have an account of its own"),
         (("--prefix", "a b"), "'a b' is not a valid prefix"),
-        (("--auth", "env", "--worker", "w-1", "--worker", "w_1"), "one variable"),
+        (("--auth", "env", "--worker", "w-1", "--worker", "w_1"), "the same variable"),
     ],
 )
 def test_what_cannot_be_is_refused_and_writes_nothing(

@@ -63,8 +63,8 @@ def test_a_refusal_is_told_now_and_then_and_only_so_many(caplog: pytest.LogCaptu
     ("operation", "subject", "fix"),
     [
         ("subscription", "_inbox.x7.*", "set inbox_prefix in the nats context"),
-        ("subscription", "moorage.worker.n03.wanted", "give n03 its own, or name by --id whose key this is"),
-        ("subscription", "gpu.eu.worker.n03.logs", "give n03 its own"),
+        ("subscription", "moorage.worker.n03.wanted", "give worker n03 its own key, or name the key's id with --id"),
+        ("subscription", "gpu.eu.worker.n03.logs", "give worker n03 its own key"),
         ("publish", "$js.api.stream.info.moorage_ledger", "MOORAGE_LEDGER_URL_FILE"),
         ("publish", "$js.api.stream.info.moorage_request", "give the user's role that permission"),
         ("publish", "moorage.worker.n03.logs", "give the user's role that permission"),

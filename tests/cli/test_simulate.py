@@ -77,6 +77,12 @@ async def test_limits_and_shares_of_tenants_hold_from_the_beginning(tmp_path: Pa
     assert await started("--share", "a=1:8") == {"a": 48, "b": 0}, "guaranteed to it, and never idle"
 
 
+#: so many that their list would not fit into memory
+MANY_RUNS = [f"--set={key}={','.join(map(str, range(1, 101)))}" for key in (
+    "renew_s", "lease_s", "grace_s", "margin_s", "takeover_s", "load_s"
+)]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
@@ -94,6 +100,7 @@ async def test_limits_and_shares_of_tenants_hold_from_the_beginning(tmp_path: Pa
         (("--fleet", "1xH100", "--set", "nosuch=1"), "nosuch"),
         (("--fleet", "1xH100", "--set", "ranker"), "needs key=value"),
         (("--fleet", "1xH100", "--set", "renew_s=1,2,3,4,5,6,7,8"), "8 runs in one call"),
+        (("--fleet", "1xH100", *MANY_RUNS), "1000000000000 runs in one call"),
         (("--fleet", "1xH100", "--format", "philly", "--cluster", "x"), "invalid-argument"),
         (("--fleet", "1xH100", "--until", "soon"), "soon"),
         (("--fleet", "1xH100", "--plot", "/nosuch/p.svg"), "/nosuch/p.svg cannot be written: No such folder"),

@@ -119,7 +119,7 @@ def test_gpus_in_parts_take_what_no_token_says() -> None:
     assert (spec.model, spec.scheduling, spec.vendor) == ("MI300X", "gang", "amd")
     spec = Gpu(share="mps=25%", compute_capability="8.6", prefer="spread")
     assert (spec.min_compute_capability, spec.prefer, spec.sharing) == ("8.6", "spread", "mps")
-    with pytest.raises(Rejected, match=r"min_compute_capability must be as 8\.0"):
+    with pytest.raises(Rejected, match=r"min_compute_capability must look like 8\.0"):
         Gpu(compute_capability="sm_80")
 
 

@@ -442,7 +442,7 @@ async def test_a_handler_on_a_worker_that_dies_is_called_again_elsewhere() -> No
 
 
 def test_a_handler_without_a_name_is_told() -> None:
-    with pytest.raises(Rejected, match="invalid handler name"):
+    with pytest.raises(Rejected, match="is not a valid handler name"):
         SimFleet(handlers={"Trans Code": transcoder})
 
 

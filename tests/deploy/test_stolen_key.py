@@ -71,7 +71,8 @@ async def test_a_worker_with_another_ones_key_is_told_whose_it_is(tmp_path: Path
         words = ("worker", "--nats", "worker.w1", "--id", "w7", "--simulate", "1x1xT4", "--state", str(tmp_path / "w7"))
         ended = await moorage(*words, env=made.site.environment)
         assert "error[permission-refused]: this NATS user may not subscribe to moorage.worker.w7.wanted" in ended.err
-        assert "fix: a worker's key is for one id: give w7 its own, or name by --id whose key this is" in ended.err
+        fix = "this key is for another worker id: give worker w7 its own key, or name the key's id with --id"
+        assert f"fix: {fix}" in ended.err
         assert (ended.code, "Traceback" in ended.err) == (4, False)
 
 

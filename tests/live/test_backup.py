@@ -76,7 +76,7 @@ async def test_a_backup_is_the_ledgers_state_and_comes_whole_or_not_at_all(
         assert set(state.tenants["acme"].jobs) == {"a", "b", "queued"}
         assert state.tenants["acme"].submit_cursor > 0
 
-        with pytest.raises(BackupRefused, match="is there already"):
+        with pytest.raises(BackupRefused, match="exists already"):
             await take(made, file)
         whole = file.read_bytes()
         for damaged in (whole[:-1], whole[:-9] + b"x" + whole[-8:], b"junk", whole.replace(b'"seq"', b'"sew"', 1)):

@@ -325,7 +325,7 @@ async def test_a_worker_that_is_away_is_named_and_its_output_is_there_when_it_is
             return str((await one.api("logs", {"job": "j"}))["message"])
 
         async def is_lost() -> bool:
-            return "w1, which is lost since" in await lost()
+            return "w1, which was lost " in await lost()
 
         await until(is_lost, 90, "the worker is lost")
         with pytest.raises(NoOutput) as gone:

@@ -42,14 +42,31 @@ async def test_where_all_are_in_one_account_the_second_stands_by(nats_server: Se
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("held", [b"", b" \n", b"\xff\xfe\x00"])
+@pytest.mark.parametrize(("held", "why"), [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe\x00", "is not text")])
 async def test_a_file_without_a_url_is_no_word_for_the_users_account(
-    held: bytes, nats_server: Server, unique: str, tmp_path: Path
+    held: bytes, why: str, nats_server: Server, unique: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "ledger-url"
     file.write_bytes(held)
     env = {"MOORAGE_LEDGER_URL_FILE": str(file)}
     for words in (("scheduler", "--prefix", unique), ("admin", "backup", str(tmp_path / "to"))):
         ended = await moorage(*words, "--nats", nats_server.url, env=env)
-        assert "error[bad-context]: the file of the ledger's URL holds none" in ended.err, ended
+        assert f"error[bad-context]: the file with the ledger's URL {why}" in ended.err, ended
         assert (ended.code != 0, "Traceback" in ended.err) == (True, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--ledger-url-file", "error[bad-context]: the file with the ledger's URL cannot be read: No such file"),
+        ("--record", "error[failed-precondition]: the recording {path} cannot be written: No such file"),
+    ],
+)
+async def test_a_file_that_a_scheduler_cannot_open_is_named_with_its_option(
+    option: str, said: str, nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "none" / "file"
+    ended = await moorage("scheduler", "--nats", nats_server.url, "--prefix", unique, option, str(path))
+    assert said.format(path=path) in ended.err
+    assert (option in ended.err.partition("fix: ")[2], str(path) in ended.err, ended.code != 0) == (True, True, True)

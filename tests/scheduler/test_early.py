@@ -85,9 +85,7 @@ def test_a_record_that_stands_elsewhere_lets_out_nothing_early(drive: Driving) -
     seq = len(drive.records) + 1
     assert drive.engine.early(seq)
     assert drive.engine.early(seq + 1) == []  # junk came before it: its fence is another
-    drive.engine.sessions.ahead[0] = (
-        "reign 99"  # a worker that knows a newer reign: nobody is told anything by this one
-    )
+    drive.engine.sessions.ahead[0] = "epoch 99"  # a worker knows a newer one: nobody is told anything by this leader
     assert drive.engine.early(seq) == []
     drive.engine.sessions.ahead.clear()
     drive.engine.commit(drive.store(payload), drive.now)

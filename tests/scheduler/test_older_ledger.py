@@ -51,7 +51,7 @@ def test_a_fact_frame_behind_facts_that_are_not_here_is_evidence_too() -> None:
     drive = led_anew(1)
     answer = ask(drive, "w0", FactFrame(drive.workers["w0"].session, 3, []))
     assert answer["code"] == "not-leading"
-    assert "facts answered up to frame 2" in behind(drive)
+    assert "knows 2 answered frames of its reports" in behind(drive)
 
 
 def test_who_followed_this_reign_before_is_no_evidence() -> None:

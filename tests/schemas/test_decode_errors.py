@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.schemas.codec import decode_request, is_json
+from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.frames import Join, Load, Renew
+from moorage.schemas.job import Request
 from moorage.schemas.operate import act_of
 
 
@@ -58,6 +60,21 @@ def test_the_value_of_a_variable_is_never_quoted() -> None:
 def test_the_nearest_field_is_one_of_that_object(fields: dict[str, Any], near: str) -> None:
     said = refused(**fields).next
     assert said == (f"the nearest field is {near}" if near else "moorage schema request has every field")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Request, "moorage schema request has every field"),
+        (Load, "moorage schema load has every field"),
+        (dict[str, Any], ""),
+        (Join | Renew, ""),
+    ],
+)
+def test_the_next_step_is_the_schema_of_what_was_to_be_read(kind: Any, said: str) -> None:
+    with pytest.raises(Refused) as error:
+        Decoder(kind)(b"[]")
+    assert error.value.problem.next == said
 
 
 def test_of_a_duration_it_is_told_how_it_is_said() -> None:

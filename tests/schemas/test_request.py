@@ -159,7 +159,7 @@ def test_fact_14_two_classes_of_refusal() -> None:
         ({"replicas": True}, "$.replicas", "int"),
         ({"gpu": {"count": 65}}, "$.gpu.count", "1..64"),
         ({"gpu": {"count": "2"}}, "$.gpu.count", "int"),
-        ({"gpu": {"min_compute_capability": "eight"}}, "$.gpu", "as 8.0"),
+        ({"gpu": {"min_compute_capability": "eight"}}, "$.gpu", "look like 8.0"),
         ({"gpu": {"min_compute_capability": 8.0}}, "$.gpu.min_compute_capability", "str"),
         ({"gpu": {"min_memory_mib": -1}}, "$.gpu.min_memory_mib", "0.."),
         ({"gpu": {"distributed": {"master_port": 0}}}, "$.gpu.distributed.master_port", "1..65535"),

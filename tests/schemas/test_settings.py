@@ -32,6 +32,7 @@ from moorage.schemas.settings import (
 )
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.units import duration_s, size_bytes
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.settings import WorkerSettings, worker_settings
 
 
@@ -303,6 +304,31 @@ def test_of_settings_that_clash_each_is_named_and_what_to_change() -> None:
     assert "grace" not in refused.value.problem.message
 
 
+@pytest.mark.parametrize(
+    ("given", "said", "fix"),
+    [
+        ({"modes": "foo"}, "modes must be exclusive, mps or time-slice, found 'foo' (modes from --modes)", "--modes"),
+        ({"sharers_max": "mps=9"}, "sharers_max must be 0..8 for mps, found 9 (sharers_max from --sharers-max)", ""),
+    ],
+)
+def test_a_mode_in_an_error_is_not_taken_for_the_setting_of_that_name(
+    given: dict[str, str], said: str, fix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as refused:
+        worker_settings(given, tmp_path, env={})
+    assert (refused.value.problem.message, refused.value.problem.next) == (
+        said, f"give {fix or '--sharers-max'} another value"
+    )  # fmt: skip
+
+
+def test_a_ranker_that_cannot_be_imported_is_the_only_setting_at_fault() -> None:
+    with pytest.raises(Refused) as refused:
+        scheduler_settings({"ranker": "no_such_module:Own", "grace_s": "1s"}, env={})
+    told = refused.value.problem
+    assert told.message.startswith("ranker: no_such_module:Own: there is no module 'no_such_module'")
+    assert told.next == "give --ranker another value"
+
+
 @pytest.mark.parametrize("sharers", [{"mps": 9}, {"time-slice": -1}, {"exclusive": 1}, {"mp": 1}])
 def test_sharers_are_within_what_a_mode_allows(tmp_path: Path, sharers: dict[str, int]) -> None:
     with pytest.raises(Refused, match="sharers_max must"):
@@ -311,10 +337,40 @@ def test_sharers_are_within_what_a_mode_allows(tmp_path: Path, sharers: dict[str
 
 @pytest.mark.parametrize("kept", [{"-1": "mps"}, {"01": "mps"}, {"64": "mps"}, {"0": ""}, {"0": "mps"}, {"0": "whole"}])
 def test_modes_that_a_device_is_kept_for_are_some_that_the_worker_offers(tmp_path: Path, kept: dict[str, str]) -> None:
-    with pytest.raises(Refused, match="slot_modes must" if "0" in kept else "slot_modes goes by position"):
+    with pytest.raises(Refused, match="slot_modes must" if "0" in kept else "slot_modes must have positions"):
         worker_settings({"slot_modes": kept}, tmp_path, env={})
     offers = {"modes": ("exclusive", "mps"), "slot_modes": {"0": "exclusive mps", "63": "mps"}}
     assert worker_settings(offers, tmp_path, env={})[0].slot_modes == offers["slot_modes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"lease_gid": "4294967295"}, "lease_gid of .worker. must be a whole number, 0..4294967294"),
+        ({"lease_uids": "0,-1"}, "lease_uids must be 0..4294967294, found -1"),
+    ],
+)
+def test_users_and_groups_are_those_that_a_host_can_have(given: dict[str, str], why: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=why):
+        worker_settings(given, tmp_path, env={})
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "allowed"),
+    [
+        ({"slot_modes": {"2": "exclusive"}}, "slot_modes names position 2, and this host has 2 devices", "0..1"),
+        ({"lent_slots": "0,7"}, "lent_slots names position 7, and this host has 2 devices", "0..1"),
+        ({"lent_slots": "-1"}, "lent_slots names position -1, and this host has 2 devices", "0..1"),
+    ],
+)
+def test_positions_without_a_device_are_refused_by_the_name_of_the_setting(
+    given: dict[str, Any], found: str, allowed: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as refused:
+        worker_settings(given, tmp_path, env={})[0].kept_devices(simulated_hosts("2xH100")[0].devices)
+    told = refused.value.problem
+    assert (told.message, told.allowed) == (found, allowed)
+    assert told.next.startswith(f"give {told.field.removeprefix('$.')} positions of this host's devices")
 
 
 @pytest.mark.parametrize("rules", [{"acme": -1}, {"acme": 10**9}, {"no such tenant!": 60}])

@@ -237,7 +237,7 @@ async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
         assert (await w.leader.heard("w1", "refused", name_of("x"))).detail == "mode-not-here 1"
         await w.leader.want("w1", place(name_of("y"), body(), (3,), mode="mps"))
         await w.leader.heard("w1", "freed", name_of("y"))
-        with pytest.raises(ValueError, match="not there"):
+        with pytest.raises(Refused, match="slot_modes names position 4"):
             await w.add("w2", slot_modes={"4": "mps"})
 
 

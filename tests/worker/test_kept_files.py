@@ -175,8 +175,8 @@ async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, uni
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("*a*a*a*ab", "'\\*a.* of keep has too many stars"),
-        ("*a*/*a*/*a*/b", "of keep has too many stars"),
+        ("*a*a*a*ab", "keep: '\\*a.* has too many stars: a part of a path may have"),
+        ("*a*/*a*/*a*/b", "has too many stars"),
         ("[z-a]", "keep: bad character range z-a"),
     ],
 )

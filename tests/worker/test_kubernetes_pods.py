@@ -158,7 +158,7 @@ def test_its_user_is_a_number() -> None:
     assert made()["spec"]["securityContext"] == {"runAsUser": 65534, "runAsGroup": 65534, "fsGroup": 65534}
     assert made(run={"user": "1000"})["spec"]["securityContext"]["runAsUser"] == 1000
     assert "securityContext" not in made(settings={"user": "image"})["spec"]
-    with pytest.raises(Refused, match="a pod's user is a number"):
+    with pytest.raises(Refused, match="the user of a pod must be a number"):
         made(run={"user": "bob"})
     limited = container(made())["securityContext"]
     assert limited == {"allowPrivilegeEscalation": False, "privileged": False, "capabilities": {"drop": ["ALL"]}}

@@ -29,7 +29,7 @@ from moorage.worker.drivers.docker import DockerSettings
 from moorage.worker.drivers.podman_command import words_of
 from moorage.worker.limiter import keeper, segment
 from moorage.worker.limiter import limits as module
-from moorage.worker.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, Limits
+from moorage.worker.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, LimiterUnavailable, Limits
 from moorage.worker.limiter.segment import Segment
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import settings_from
@@ -127,15 +127,18 @@ def test_where_there_can_be_no_limiter_the_worker_says_so(tmp_path: Path, monkey
         limits(tmp_path)
 
 
+NOT_OURS = r"^start-failed: limiter: its segment .* is not the agent's own folder"
+
+
 def test_a_folder_that_is_another_ones_is_not_used(tmp_path: Path, own_memory: Path) -> None:
     one = limits(tmp_path)
     one._folder.mkdir(mode=0o777)
     one._folder.chmod(0o777)
-    with pytest.raises(FolderUnavailable, match="is not the agent's own folder"):
+    with pytest.raises(LimiterUnavailable, match=NOT_OURS):
         one.of_process(NAME, *HALF, None)
     one._folder.rmdir()
     one._folder.symlink_to(own_memory)
-    with pytest.raises(FolderUnavailable, match="is not the agent's own folder"):
+    with pytest.raises(LimiterUnavailable, match=NOT_OURS):
         one.of_process(NAME, *HALF, None)
 
 

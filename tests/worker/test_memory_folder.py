@@ -17,6 +17,7 @@ from moorage.worker.memory_folder import SHARED, MemoryFolder, NoMemory
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone mounts, and becomes another user")
 NOBODY = 65534
+LINGER = "set XDG_RUNTIME_DIR to a folder on a tmpfs: loginctl enable-linger makes one"
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_another_users_runtime_folder_has_to_be_in_memory(
             said = as_nobody(lambda: MemoryFolder("own").open())
             (disk / "own").rmdir()
             disk.rmdir()
-            assert said == f"NoMemory: {disk}/own is on no tmpfs (XDG_RUNTIME_DIR, loginctl enable-linger)"
+            assert said == f"NoMemory: {disk}/own is on no tmpfs; {LINGER}"
         monkeypatch.delenv("XDG_RUNTIME_DIR")
         said = as_nobody(lambda: MemoryFolder("own").open())
         assert said.startswith(f"NoMemory: /run/user/{NOBODY}/own: No such file or directory")

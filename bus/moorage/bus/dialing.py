@@ -126,7 +126,8 @@ class Dialer:
             return BadContext(
                 f"TLS: the server at {self._context.safe_url} offers none, and nothing was sent to it",
                 key="url",
-                next_step="give the server a tls block, or name it nats:// and no ca or cert",
+                next_step="turn TLS on at the server (its tls block); or, to connect without TLS, use a nats:// URL,"
+                " and set neither ca nor cert nor tls_first",
             )
         if was_heard and (isinstance(cause, TimeoutError) or "INFO message" in str(cause)):
             return NotNats(self._context.safe_url)

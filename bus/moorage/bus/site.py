@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
-from moorage.schemas.names import is_tenant, is_worker
+from moorage.schemas.names import TENANT, WORKER
 from moorage.schemas.roles import RESULT_API, Rights, Role, rights
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
@@ -105,17 +105,18 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         for kind in ("tenants", "workers", "schedulers", "operators", "observers"):
             found: tuple[str, ...] = getattr(self, kind)
             if not found and kind in ("tenants", "schedulers"):
-                raise ValueError(f"a site without {kind} has nobody to serve: name one")
+                raise ValueError(f"a site needs {kind}: name at least one")
             if len(set(found)) != len(found):
-                raise ValueError(f"{kind}: named twice: {next(name for name in found if found.count(name) > 1)}")
+                raise ValueError(f"{kind} names {next(name for name in found if found.count(name) > 1)} twice")
             for name in found:
-                if not (is_tenant if kind == "tenants" else is_worker)(name):
-                    raise ValueError(f"{name[:80]!r} is not a valid name for one of the {kind}")
+                allowed = TENANT if kind == "tenants" else WORKER
+                if not allowed.fullmatch(name):
+                    raise ValueError(f"{kind} must have names that match {allowed.pattern}, found {name[:80]!r}")
         if len(self.identities) > USERS_MAX:
             raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
         variables = [each.variable for each in self.identities]
         if self.auth == "env" and len(set(variables)) != len(variables):
-            raise ValueError("two users would have one variable: names may not differ by case, - and _ alone")
+            raise ValueError("two users would have the same variable: names must differ in more than case, - and _")
 
     @property
     def subjects(self) -> Subjects:

@@ -30,7 +30,10 @@ async def fetch(
     folder = Path(into)
     if path and not stays_below(path):
         raise rejected(
-            "invalid-argument", f"{path!r} is not a path below the job's folder", found=path, next="as out/a.txt"
+            "invalid-argument",
+            f"{path!r} is not a path below the job's folder",
+            found=path,
+            next="for example out/a.txt",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise rejected(

@@ -200,7 +200,7 @@ def _spec_of_one(gpu: GpuSpec | str | int) -> GpuSpec:
         return spec
     raise rejected(
         "invalid-argument",
-        f"a lease is for one host and has no replicas, found {replicas}",
+        f"a lease is for one host and has no replicas, but {replicas} replicas are asked for",
         field="$.gpu",
         found=str(gpu),
         next=f"ask for {format_token(msgspec.structs.replace(spec, count=spec.count * replicas))}",

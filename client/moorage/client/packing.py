@@ -153,7 +153,10 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> int:
 def _unreadable(path: Path, error: Exception) -> Exception:
     why = error.strerror if isinstance(error, OSError) else error
     return rejected(
-        "invalid-argument", f"{path} cannot be read: {why}", found=str(path), next=f"or list it in {IGNORE_FILE}"
+        "invalid-argument",
+        f"{path} cannot be read: {why}",
+        found=str(path),
+        next=f"make it readable, or list it in {IGNORE_FILE}",
     )
 
 

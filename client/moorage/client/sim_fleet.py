@@ -108,7 +108,12 @@ class SimFleet:
             )
         for name in handlers or ():
             if not HANDLER_NAME.fullmatch(name):
-                raise rejected("invalid-argument", "invalid handler name", found=name, allowed="[a-z0-9_.-]{1,48}")
+                raise rejected(
+                    "invalid-argument",
+                    f"{name[:80]!r} is not a valid handler name",
+                    found=name,
+                    allowed="[a-z0-9_.-]{1,48}",
+                )
         self.word = fleet
         self.network = network or FaultyNetwork()
         self.scheduler: Scheduler | None = None
@@ -179,7 +184,7 @@ class SimFleet:
     async def start_worker(self, worker: str) -> None:
         """Start a worker of this fleet again, as after a reboot. Raises KeyError if it is unknown or running."""
         if worker in self._workers:
-            raise KeyError(f"{worker} runs")
+            raise KeyError(f"worker {worker} runs already")
         await self._start_worker(self._hosts[worker])
 
     def cut_off(self, *workers: str) -> None:
@@ -261,7 +266,7 @@ class SimFleet:
             try:
                 await self.scheduler.run()
             except* BusError as failed:
-                log.warning("worker %s ended and is started again: %s", name, failed.exceptions[0])
+                log.warning("the simulated %s ended, and another one is started: %s", name, failed.exceptions[0])
             finally:
                 for link in links:
                     await link.close()

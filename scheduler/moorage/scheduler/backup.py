@@ -85,12 +85,15 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
     Raises `BackupRefused`, `LedgerBroken`, `BusError`, OSError.
     """
     if to.exists() and not to.is_dir():
-        raise _refused(f"{to} is there already", "name another file, or a folder", found=str(to))
+        raise _refused(f"{to} exists already", "name another file, or a folder", found=str(to))
     async with await connect(target, "moorage-backup") as connection:
         jetstream, subjects = JetStream(connection), Subjects(prefix)
         info = await info_of(jetstream, subjects.ledger_stream)
         if info is None:
-            raise _refused(f"there is no ledger {subjects.ledger_stream}", "see --prefix and the ledger's URL")
+            raise _refused(
+                f"there is no ledger {subjects.ledger_stream}",
+                "check --prefix, and the account that MOORAGE_LEDGER_URL or MOORAGE_LEDGER_URL_FILE names",
+            )
         ledger = Ledger(jetstream, subjects, 0)
         state = await recover(ledger, Snapshots(jetstream, subjects))
         await ledger.follow(state)
@@ -142,7 +145,7 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     With `rehash` the state's own digest is recomputed instead of checked; the digest of the file's bytes is always
     checked.
     """
-    another = "take another backup: this one cannot be used"
+    another = "name another file: one that moorage admin backup has written"
     data = file.read_bytes()
     if not data.startswith(MAGIC):
         raise _refused(f"{file} is not a backup of moorage's ledger", another, found=data[:20].decode(errors="replace"))
@@ -150,11 +153,11 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     try:
         header = msgspec.json.decode(line, type=Header)
     except msgspec.MsgspecError as error:
-        raise _refused(f"the head of {file} cannot be read: {error}", another) from None
+        raise _refused(f"the first line of {file} cannot be read: {error}", another) from None
     rest = data[len(MAGIC) + len(line) + 1 :]
     if len(rest) != header.size_bytes or snapshot_digest(rest) != header.digest:
         found = f"{len(rest)} bytes"
-        raise _refused(f"{file} is damaged: it has not the digest that its head names", another, found=found)
+        raise _refused(f"{file} is damaged: its bytes are not those of its first line", another, found=found)
     if not rehash and trouble(header.digests, COMPUTED):
         raise _refused(
             f"{file} has digests of the hash {header.digests}, and this Python computes {COMPUTED}",

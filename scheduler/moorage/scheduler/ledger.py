@@ -151,7 +151,8 @@ class Ledger:
         self.note_server_clock(info)
         if info.last_seq < state.seq:
             raise LedgerBroken(
-                f"the ledger ends at {info.last_seq}, but record {state.seq} was folded: an older backup?"
+                f"the ledger ends at record {info.last_seq}, but this scheduler has read record {state.seq}: was it"
+                " replaced by an older backup?"
             )
         if info.last_seq == state.seq:
             return 0
@@ -392,7 +393,7 @@ class Ledger:
                 first = False
             connected = self._js.is_connected
             if connected or not cut_off:  # only once while disconnected: the connection logs when it is back
-                self._warn(f"append {rid} of epoch {epoch} is unclear: {_words_of(answer)}")
+                self._warn(f"append {rid} of epoch {epoch} is unclear (stored or not): {_words_of(answer)}")
             cut_off = not connected
             self.appending.trouble = _trouble_of(answer) if connected else NOT_CONNECTED
             found = await self._read_back(state, epoch, rid, subject)

@@ -84,7 +84,7 @@ class LedgerReader:
             why or "the ledger holds no record",
             at,
             f"records {first} to {last}",
-            "moorage history JOB has its transitions while they are kept; a backup from that time has the state",
+            "moorage events JOB has what happened to a job, while it is kept; a backup from that time has the state",
         )
 
     async def first(self) -> int:

@@ -113,9 +113,9 @@ class LogRelay:
         if worker.session:
             since = "does not answer now"
         elif worker.left_ms:
-            since = f"is lost since {max(state.time_ms - worker.left_ms, 0) // 1000} s"
+            since = f"was lost {max(state.time_ms - worker.left_ms, 0) // 1000} s ago"
         else:
-            since = "is lost since before this scheduler leads"
+            since = "was lost before this scheduler began to lead"
         ask = kept.ask
         return problem(
             "worker-lost",

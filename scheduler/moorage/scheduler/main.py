@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from moorage.bus.connect_logged import connect_logged
@@ -32,7 +33,7 @@ from moorage.scheduler.settings import (
     scheduler_settings,
 )
 from moorage.scheduler.snapshot_follower import Command
-from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
@@ -68,7 +69,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end running jobs"
         )
     follower = follower_of(settings, target)
-    recorder = None if settings.record is None else Recorder(settings.record)
+    recorder = None if settings.record is None else _recorder(settings.record)
     scheduler = Scheduler(
         world,
         ledger_world,
@@ -98,6 +99,20 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             recorder.close()
         for connection in {world, ledger_world}:
             await connection.close()
+
+
+def _recorder(path: Path) -> Recorder:
+    """Return the recorder that writes to this file. Raises Refused."""
+    try:
+        return Recorder(path)
+    except OSError as error:
+        raise refuse(
+            "failed-precondition",
+            f"the recording {path} cannot be written: {error.strerror or error}",
+            field="$.record",
+            found=str(path),
+            next="name a file in an existing folder that this user may write to: --record",
+        ) from None
 
 
 async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from moorage.bus.errors import BadContext
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.schemas.own_class import is_own
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
 
@@ -45,7 +46,7 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
             "Ledger records between two snapshots; two snapshots are kept, and older records deleted.", ge=100, le=10**9
         ),
     ] = RECORDS_BETWEEN
-    prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
+    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.")] = PREFIX_DEFAULT
     name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
     record: Annotated[
         Path | None,
@@ -57,16 +58,21 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         Config.__post_init__(self)
-        maker_of(self.ranker)
+        try:
+            maker_of(self.ranker)
+        except ValueError as error:
+            raise ValueError(f"ranker: {error}" if is_own(self.ranker) else str(error)) from None
         if not is_prefix(self.prefix):
-            raise ValueError(f"prefix must be words of letters, digits, - and _ dots between, found {self.prefix!r}")
+            raise ValueError(
+                f"prefix must be words of letters, digits, - and _, with dots between them, found {self.prefix!r}"
+            )
 
 
 def ledger_url(file: Path | None = None) -> str | None:
     """Return the URL of the ledger's account, or None if none is set.
 
-    It is in `file`, else in the file named by MOORAGE_LEDGER_URL_FILE, else in MOORAGE_LEDGER_URL. Raises OSError, and
-    BadContext for an empty file: an empty file must not mean the users' account.
+    It is in `file`, else in the file named by MOORAGE_LEDGER_URL_FILE, else in MOORAGE_LEDGER_URL. Raises BadContext
+    for a file that cannot be read, and for an empty one: it must not mean the users' account.
     """
     named = file or os.environ.get(LEDGER_URL_FILE_VARIABLE)
     if not named:
@@ -74,12 +80,16 @@ def ledger_url(file: Path | None = None) -> str | None:
     try:
         if found := Path(named).read_text(encoding="utf-8").strip():
             return found
+        why = "is empty"
     except UnicodeDecodeError:
-        pass
+        why = "is not text"
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}"
     raise BadContext(
-        "the file of the ledger's URL holds none",
+        f"the file with the ledger's URL {why}",
         file=Path(named),
-        next_step="write nats://USER:PASSWORD@HOST:4222 there, or the name of a nats context",
+        next_step="write nats://USER:PASSWORD@HOST:4222 or the name of a nats context into that file, or name another"
+        f" file with --ledger-url-file or {LEDGER_URL_FILE_VARIABLE}",
     )
 
 

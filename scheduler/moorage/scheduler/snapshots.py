@@ -124,8 +124,8 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1)
     arguments = parser.parse_args()
     os.nice(10)
-    target = ledger_url() or os.environ.get(NATS_VARIABLE)
     try:
+        target = ledger_url() or os.environ.get(NATS_VARIABLE)
         name, seq, digest = asyncio.run(follow_and_write(target, arguments.prefix, arguments.replicas))
     except (LedgerBroken, BadSnapshot, BusError) as error:
         print(error, file=sys.stderr)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from moorage.schemas.errors import Problem, problem
+from moorage.schemas.job import Request
 from moorage.schemas.nearest import nearest
 
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -26,6 +27,8 @@ _UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _EXPECTED: Final = re.compile(r"Expected `(?P<allowed>[^`]*)`(?:, got `(?P<found>[^`]*)`)?")
 _NO_CHOICE: Final = re.compile(r"Invalid enum value (?P<found>.*)", re.DOTALL)
 _CHOICES_MAX: Final = 32
+#: the room of the frames that `moorage schema` shows
+_FRAMES: Final = "moorage.schemas.frames."
 
 
 def explain_decode_error(error: Exception, kind: Any = None, next_step: str = "") -> Problem:
@@ -57,8 +60,18 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
         field=field,
         found=seen["found"] if seen is not None and seen["found"] else None,
         allowed=allowed,
-        next=next_step or "moorage schema request has every field",
+        next=next_step or _schema_of(kind),
     )
+
+
+def _schema_of(kind: Any) -> str:
+    """Return which command shows every field of what was to be read; "" where none does."""
+    if kind in (None, list, Request):  # a list that cannot be read is a batch of requests
+        return "moorage schema request has every field"
+    tag = getattr(getattr(kind, "__struct_config__", None), "tag", None)
+    if tag is not None and kind.__module__.startswith(_FRAMES):
+        return f"moorage schema {tag} has every field"
+    return ""
 
 
 def _nearest(name: str, kind: Any, path: str) -> str:

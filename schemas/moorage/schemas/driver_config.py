@@ -208,9 +208,11 @@ def _list_fault(kind: type[Block], field: str, value: object) -> Fault | None:
             continue
         if not isinstance(one, str):
             return _shape(f"{field}[{at}]", "an id is text", type(one).__name__, "text")
-        if not one.strip() or len(one) > ID_CHARS_MAX:
-            found = quoted(one) if not one.strip() else f"{len(one)} characters"
-            return _shape(f"{field}[{at}]", "an id must not be blank", found, f"1..{ID_CHARS_MAX} characters")
+        if not one.strip():
+            return _shape(f"{field}[{at}]", "an id must not be blank", quoted(one), f"1..{ID_CHARS_MAX} characters")
+        if len(one) > ID_CHARS_MAX:
+            message = f"an id may have at most {ID_CHARS_MAX} characters"
+            return _shape(f"{field}[{at}]", message, f"{len(one)} characters", f"1..{ID_CHARS_MAX} characters")
     return None
 
 

@@ -113,7 +113,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if self.min_memory_mib is not None and not 0 <= self.min_memory_mib <= MEMORY_MIB_MAX:
             raise ValueError(f"min_memory_mib must be 0..{MEMORY_MIB_MAX}, found {self.min_memory_mib}")
         if self.min_compute_capability is not None and not capability_of(self.min_compute_capability):
-            raise ValueError(f"min_compute_capability must be as 8.0, found {self.min_compute_capability[:80]!r}")
+            raise ValueError(f"min_compute_capability must look like 8.0, found {self.min_compute_capability[:80]!r}")
         model = self.model
         if model is not None:
             patterns = [model] if isinstance(model, str) else model
@@ -121,7 +121,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                 raise ValueError(f"model must name 1..{MODELS_MAX} patterns, found {len(patterns)}")
             for pattern in patterns:
                 if not pattern.strip("= ") or len(pattern) > 64:
-                    raise ValueError(f"model must have patterns of 1..64 characters, found {pattern!r}")
+                    raise ValueError(f"model must have patterns of 1..64 characters, found {pattern[:80]!r}")
         if self.time_slice_index is not None:
             if self.sharing != "time-slice":
                 raise ValueError("time_slice_index needs sharing time-slice")
@@ -165,12 +165,13 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     def _profile_trouble(self, profile: str) -> Trouble | None:
         if not _PROFILE.fullmatch(profile):
-            return Trouble("gpu.profile", "profile must be one of MIG", quoted(profile), "such as 1g.10gb, or null")
+            message = "profile must be the name of a MIG profile"
+            return Trouble("gpu.profile", message, quoted(profile), "such as 1g.10gb, or null")
         if self.count != 1:
             message = "a process can use one MIG slice: CUDA shows no second one"
             return Trouble("gpu.count", message, str(self.count), "1 with a profile")
         if self.effective_sharing != "exclusive":
-            return Trouble("gpu.sharing", "a MIG slice is leased alone", self.effective_sharing, "null with a profile")
+            return Trouble("gpu.sharing", "a MIG slice cannot be shared", self.effective_sharing, "null with a profile")
         return None
 
     def _enforce_trouble(self, enforce: Enforce) -> Trouble | None:

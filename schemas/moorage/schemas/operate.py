@@ -317,13 +317,14 @@ class DlqAct(_Act, frozen=True, kw_only=True):
         if self.tenant is not None:
             _check_tenant(self.tenant)
         if (self.act == "list") != (self.sequence == 0) or not 0 <= self.sequence <= SEQUENCE_MAX:
-            raise ValueError(f"sequence must be a letter's number, and 0 for list, found {self.sequence}")
+            allowed = "0 with list, and a dead letter's number with any other act"
+            raise ValueError(f"sequence must be {allowed}, found {self.sequence}")
         if not 0 <= self.after <= SEQUENCE_MAX:
             raise ValueError(f"after must be 0..{SEQUENCE_MAX}, found {self.after}")
         if not 1 <= self.limit <= LETTERS_PAGE_MAX:
             raise ValueError(f"limit must be 1..{LETTERS_PAGE_MAX}, found {self.limit}")
         if self.body is not None and self.act != "resend":
-            raise ValueError(f"body must be given to resend alone, found it with {self.act}")
+            raise ValueError(f"body must be left out unless act is resend, found act {self.act}")
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> DlqAct:

@@ -286,11 +286,12 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
         return struct(**{one.setting.field: one.value for one in found.values()})
     except ValueError as error:
         said = [one for one in found.values() if one.source != DEFAULT]
-        blamed = _named(str(error), found.values()) or said
+        named = _named(str(error), found.values())
+        blamed = named or said
         where = ", ".join(
             f"{one.setting.key} {'by default' if one.source == DEFAULT else f'from {one.source}'}" for one in blamed
         )
-        together = "" if len(blamed) == 1 else "these settings do not go together: "
+        together = "" if len(blamed) == 1 or not named else "these settings do not go together: "
         ways = [
             one.source if one.source.startswith("--") else f"{one.setting.key} ({one.setting.flag or one.setting.env})"
             for one in blamed
@@ -300,10 +301,18 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
 
 
 def _named(error: str, found: Iterable[Found]) -> list[Found]:
-    """Return the settings that an error names, in its order, where its text begins with one of them. Else empty."""
-    places = ((re.search(rf"\b{re.escape(one.setting.key)}\b", error), one) for one in found)
+    """Return the settings that an error names, in its order, where its text begins with one of them. Else empty.
+
+    Behind the first one a key that is a plain word counts only before =: `mps` is a sharing mode, too.
+    """
+    places = ((_place_of(one.setting.key, error), one) for one in found)
     named = sorted(((place.start(), one) for place, one in places if place is not None), key=lambda each: each[0])
     return [one for _, one in named] if named and named[0][0] == 0 else []
+
+
+def _place_of(key: str, error: str) -> re.Match[str] | None:
+    behind = r"\b" if "_" in key else " ="
+    return re.search(rf"^{re.escape(key)}\b|\b{re.escape(key)}{behind}", error)
 
 
 def told(found: Mapping[str, Found]) -> str:

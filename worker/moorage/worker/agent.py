@@ -426,7 +426,7 @@ class Agent:
             try:
                 if room and room.get(member.driver, 1) <= 0:
                     bound = self.drivers[member.driver].members_max
-                    raise refuse("queue-full", f"the driver {member.driver} holds {bound} members already")
+                    raise refuse("queue-full", f"the driver {member.driver} has {bound} attempts, which is its limit")
                 self.policy.check_placement(member.name[0], member.request)
                 self._check_driver(member)
                 self.watch.check_foreign(member.slots)

@@ -99,7 +99,7 @@ class EmbeddedWorker:
         if self._opened:
             raise refuse("failed-precondition", "handlers must be registered before the worker is opened", found=name)
         if not HANDLER_NAME.fullmatch(name):
-            raise refuse("invalid-argument", "no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}")
+            raise refuse("invalid-argument", "not a name for a handler", found=name, allowed="[a-z0-9_.-]{1,48}")
         if name in self._handlers or len(self._handlers) >= HANDLERS_MAX:
             raise refuse(
                 "invalid-argument",

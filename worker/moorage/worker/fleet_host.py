@@ -76,8 +76,10 @@ class FleetHost:
 
         Raises ValueError beyond `AGENTS_MAX` or for an id that is in use here.
         """
-        if agent.worker in self.agents or len(self.agents) >= AGENTS_MAX:
-            raise ValueError(f"a host has at most {AGENTS_MAX} agents with an id each, found {agent.worker} again")
+        if agent.worker in self.agents:
+            raise ValueError(f"an agent with the id {agent.worker} runs in this process already")
+        if len(self.agents) >= AGENTS_MAX:
+            raise ValueError(f"a process has at most {AGENTS_MAX} agents")
         self.agents[agent.worker] = agent
         subject = self.subjects.worker(agent.worker, "wanted")
         self._wanted[agent.worker] = await self.transport.subscribe(subject, agent.on_wanted)

@@ -23,7 +23,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.job import is_quick
+from moorage.schemas.job import KEEP_STARS_MAX, is_quick
 from moorage.schemas.subjects import Subjects
 from moorage.system.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, empty, unpack
 from moorage.worker.environment import HostAtFault
@@ -153,7 +153,8 @@ class JobFiles:
         slow = next((pattern for pattern in patterns if not is_quick(pattern)), None)
         if slow is not None:  # a match holds the interpreter lock, and so blocks the whole agent
             raise NotKept(
-                f"{slow[:80]!r} of keep has too many stars: two in a part of the path, and in two parts, may be"
+                f"keep: {slow[:80]!r} has too many stars: a part of a path may have at most two, and at most"
+                f" {KEEP_STARS_MAX} parts may have two"
             )
         try:
             kept = pathspec.GitIgnoreSpec.from_lines(patterns)

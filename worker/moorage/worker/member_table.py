@@ -172,7 +172,7 @@ class MemberTable:
             elif place.guest and (why := guests.why_no_guest(held.values(), place)):
                 self._refuse(name, why)
             elif len(wanted) >= room or self._held_bytes > HELD_BYTES_MAX:
-                self._refuse(name, f"this worker holds {len(held)} members, as many as a frame can list")
+                self._refuse(name, f"this worker has {len(held)} attempts, as many as a frame can list")
             else:
                 self._hold(member)
                 wanted.append(member)

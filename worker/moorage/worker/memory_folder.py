@@ -51,7 +51,8 @@ class MemoryFolder:
         except OSError as error:
             why = f"{self.path}: {error.strerror or error}"
         if why:
-            next_step = "" if os.geteuid() == 0 else " (XDG_RUNTIME_DIR, loginctl enable-linger)"
+            linger = "; set XDG_RUNTIME_DIR to a folder on a tmpfs: loginctl enable-linger makes one"
+            next_step = "" if os.geteuid() == 0 else linger
             raise NoMemory(f"{why}{next_step}")
         return self.path
 

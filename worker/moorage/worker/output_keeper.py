@@ -143,7 +143,7 @@ class OutputKeeper:
             bounds = self.bounds
             raise refuse(
                 "not-kept",
-                f"nothing is kept of {'stdout' if ask.stream == 'out' else 'stderr'}: it was silent, or is cleared",
+                f"no {_STREAM_OF[ask.stream]} is kept: the attempt wrote none, or it was deleted",
                 found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
                 f"output_members {bounds.members_max}",
                 job=ask.job,

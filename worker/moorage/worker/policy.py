@@ -162,7 +162,8 @@ class Policy:
         """
         user = self.user_of(tenant)
         if user is None and self._users:
-            raise _not_permitted(f"no user is set for jobs of tenant {tenant} on this worker", str(run.user), ())
+            message = f"no user is set for jobs of tenant {tenant} on this worker (run_as, run_as_for)"
+            raise _not_permitted(message, run.user or "no user", ())
         if user is not None and run.user not in (None, user):
             raise _not_permitted(f"jobs of tenant {tenant} run as {user} on this worker", str(run.user), (user,))
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import OTHERS, Device
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
-from moorage.schemas.job import QOS, Qos
+from moorage.schemas.job import QOS, UID_MAX, Qos
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
@@ -66,7 +66,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker: Annotated[str | None, setting("The worker's id; the host's name by default.")] = msgspec.field(
         name="id", default=None
     )
-    prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
+    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.")] = PREFIX_DEFAULT
     labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
     modes: Annotated[
         tuple[str, ...],
@@ -109,7 +109,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probation: Annotated[
         float,
         setting(
-            "How long a GPU that failed must be without a fault before it is used again; doubles with each failure.",
+            "How long a GPU that failed must be without a fault before it is used again; doubles with each failure "
+            "within a day.",
             unit="s",
             ge=0,
             le=86400,
@@ -200,15 +201,24 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
     drivers_for: Annotated[
         dict[str, str],
-        setting("Drivers that a tenant may use, split by blanks; * is every other tenant. Without it, all on offer."),
+        setting(
+            "Drivers that a tenant may use, split by blanks; the tenant * is every other one. Where this is set, a "
+            "tenant without an entry may use none."
+        ),
     ] = {}
     programs_for: Annotated[
         dict[str, str],
-        setting("Programs that a tenant may start, split by blanks: full paths, * allowed, or names. Without it, any."),
+        setting(
+            "Programs that a tenant may start, split by blanks: full paths (* stands for any characters) or names; the "
+            "tenant * is every other one. Where this is set, a tenant without an entry may start none."
+        ),
     ] = {}
     secrets_for: Annotated[
         dict[str, str],
-        setting("Secrets that a tenant may use, split by blanks, * allowed; * is every other tenant. Without it, any."),
+        setting(
+            "Secrets that a tenant may use, split by blanks (* stands for any characters); the tenant * is every other "
+            "one. Where this is set, a tenant without an entry may use none."
+        ),
     ] = {}
     run_as: Annotated[
         str | None, setting("User that runs every job; without it the request's user, or the agent's own. Needs root.")
@@ -259,7 +269,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = FOLDER_KEEP_DEFAULT
     files_bytes: Annotated[
-        int, setting("Size limit of the files that a job brings, unpacked.", unit="bytes", ge=_MIB, le=1 << 40)
+        int,
+        setting(
+            "Size limit of the files that a job brings, unpacked, and of the files that it keeps.",
+            unit="bytes",
+            ge=_MIB,
+            le=1 << 40,
+        ),
     ] = FILES_BYTES_DEFAULT
     files_cache: Annotated[
         int,
@@ -290,7 +306,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease_uids: Annotated[
         tuple[int, ...], setting("Users who may borrow, besides the agent's own and root; they need lease_gid.")
     ] = ()
-    lease_gid: Annotated[int, setting("Group that may reach the socket.", ge=0)] | None = None
+    lease_gid: Annotated[int, setting("Group that may reach the socket.", ge=0, le=UID_MAX)] | None = None
     nats: Annotated[
         str | None, setting("URL or nats context of the server; else the one that the nats command would use.")
     ] = None
@@ -316,7 +332,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"sharers_max must be 0..{SHARERS_MAX[mode]} for {mode}, found {sharers}")
         for slot, words in self.slot_modes.items():
             if not slot.isdecimal() or str(int(slot)) != slot or int(slot) >= GPUS_PER_REPLICA_MAX:
-                raise ValueError(f"slot_modes goes by position 0..{GPUS_PER_REPLICA_MAX - 1}, found {slot[:80]!r}")
+                raise ValueError(
+                    f"slot_modes must have positions 0..{GPUS_PER_REPLICA_MAX - 1} as keys, found {slot[:80]!r}"
+                )
             if not words.split() or not set(words.split()) <= set(self.modes_offered):
                 offered = ", ".join(self.modes_offered)
                 raise ValueError(f"slot_modes must name some of {offered} for slot {slot}, found {words[:80]!r}")
@@ -342,6 +360,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"limiter_{error}") from None
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
+        for uid in self.lease_uids:
+            if not 0 <= uid <= UID_MAX:
+                raise ValueError(f"lease_uids must be 0..{UID_MAX}, found {uid}")
 
     @property
     def modes_offered(self) -> tuple[str, ...]:
@@ -351,11 +372,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def kept_devices(self, devices: Sequence[Device]) -> list[Device]:
         """Return a host's devices with the modes that each is kept for.
 
-        Raises ValueError for a position without a device.
+        Raises Refused for a position without a device in slot_modes or lent_slots.
         """
         kept = {int(slot): words.split() for slot, words in self.slot_modes.items()}
-        if unknown := [slot for slot in kept if slot >= len(devices)]:
-            raise ValueError(f"slot_modes names slots that are not there: {unknown}, of {len(devices)}")
+        for name, slots in (("slot_modes", kept), ("lent_slots", self.lent_slots or ())):
+            if unknown := [slot for slot in slots if not 0 <= slot < len(devices)]:
+                raise refuse(
+                    "failed-precondition",
+                    f"{name} names position {unknown[0]}, and this host has {len(devices)} devices",
+                    field=f"$.{name}",
+                    found=unknown[0],
+                    allowed=f"0..{len(devices) - 1}" if devices else "none: the host has no device",
+                    next=f"give {name} positions of this host's devices, which begin with 0, or remove it",
+                )
         return [replace(one, modes=kept[slot]) if slot in kept else one for slot, one in enumerate(devices)]
 
     def freezes_after_s(self, qos: Qos) -> int:
@@ -424,6 +453,8 @@ def check_rules(name: str, rules: Mapping[str, str]) -> None:
         raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")
     for tenant, words in rules.items():
         if tenant != OTHERS and not is_tenant(tenant):
-            raise ValueError(f"{name} has tenants as keys ({TENANT.pattern}, * for all others), found {tenant[:80]!r}")
+            raise ValueError(
+                f"{name} must have tenants as keys ({TENANT.pattern}, * for all others), found {tenant[:80]!r}"
+            )
         if not words.strip() and name.startswith("run_as"):
             raise ValueError(f"{name} must name a user for {tenant}")

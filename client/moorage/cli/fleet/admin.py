@@ -86,7 +86,7 @@ def release(
 
     async def work(client: AsyncClient) -> int | None:
         if gpu and worker is None:
-            raise _ambiguous("release takes --gpu with --worker", "release")
+            raise _ambiguous("--gpu needs --worker: it names a GPU of that worker", "release")
         if worker is not None and (jobs or queue):
             raise _ambiguous("release takes jobs, or --queue, or --worker", "release")
         if worker is not None:
@@ -420,12 +420,12 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
     raise rejected(
         "invalid-argument",
         f"{option} {word} is not a limit"
-        + ((": no job of a tenant starts while its queue is on hold") if is_zero else ""),
+        + (": to let no job of the tenant start, put its queue on hold" if is_zero else ""),
         found=word,
         allowed="a number above 0, or none",
         next=(
-            f"moorage admin hold --queue --tenant {tenant} to let none of its jobs start; {option} none to remove "
-            "its limit"
+            f"moorage admin hold --queue --tenant {tenant}, so that none of its jobs starts; or {option} none, "
+            "which removes the limit"
         )
         if is_zero
         else f"{option} 16, or {option} none to remove the limit",

@@ -181,7 +181,7 @@ def ledger_guarded(options: LedgerOptions, act: Any) -> int:
         except (LedgerBroken, OSError) as error:
             at = isinstance(error, OSError) and error.filename
             text = f"{error.strerror}: {error.filename}" if at else str(error)  # type: ignore[union-attr]
-            fix = "name a file in a folder that is there and that you may write" if at else "moorage doctor"
+            fix = "name a file that you may read or write, in an existing folder" if at else "moorage doctor"
             raise rejected("failed-precondition", text, next=fix) from None
         return result
 

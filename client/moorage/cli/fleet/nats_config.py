@@ -59,7 +59,9 @@ def nats_config(
     store: Annotated[
         Path | None, Parameter(help="JetStream's folder on the server. Default: data, below --out.")
     ] = None,
-    prefix: Annotated[str, Parameter(help="First word of every subject.", value="WORD")] = PREFIX_DEFAULT,
+    prefix: Annotated[
+        str, Parameter(help="Beginning of every subject, one word or several, as gpu.eu.", value="WORD")
+    ] = PREFIX_DEFAULT,
     json: Annotated[bool, Parameter(help="Print what was written, as one JSON object.")] = False,
 ) -> int:
     """Write nats-server's configuration for these tenants, workers and people, with a key and a nats context for each.

@@ -90,7 +90,7 @@ def changed(
     if flags.gpu is not None and (wanted.get("device_ids") or wanted.get("device_id")):
         raise rejected(
             "invalid-argument",
-            "the job asks for exact devices",
+            "the job asks for exact devices, so --gpu cannot replace its GPUs",
             found=flags.gpu,
             next="--but '{\"resource_requirements\": …}'",
         )
@@ -101,7 +101,7 @@ def changed(
         if spec is None:
             raise rejected(
                 "invalid-argument",
-                "the job asks for a device by its index",
+                "the job asks for a device by its index, so --gpu cannot replace its GPUs",
                 found=flags.gpu,
                 next="--but '{\"gpu\": …}'",
             )
@@ -124,7 +124,9 @@ def _fields_in(but: str | None) -> dict[str, Any]:
         raise rejected("invalid-argument", f"--but is not JSON: {error}", next="--but '{\"requires\": {}}'") from None
     if not isinstance(found, dict) or {"job", "if_seq"} & found.keys():
         raise rejected(
-            "invalid-argument", "--but is an object with fields of the request", next="--but '{\"requires\": {}}'"
+            "invalid-argument",
+            "--but must be an object with fields of the request, without job and if_seq",
+            next="--but '{\"requires\": {}}'",
         )
     return found
 

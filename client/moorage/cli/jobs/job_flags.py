@@ -374,13 +374,17 @@ def _blocks(flags: JobFlags) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise rejected("invalid-argument", f"--driver-config is not JSON: {error}", next=example) from None
     if not isinstance(blocks, dict):
-        raise rejected("invalid-argument", "--driver-config is an object with one object for each driver", next=example)
+        raise rejected(
+            "invalid-argument", "--driver-config must be an object with one object for each driver", next=example
+        )
     if flags.gpu_device:
         driver = flags.driver or DRIVER_DEFAULT
         block = blocks.get(driver, {})
         if not isinstance(block, dict) or "gpu_device_ids" in block:
             raise rejected(
-                "invalid-argument", f"--driver-config says other devices of {driver}", next="leave out --gpu-device"
+                "invalid-argument",
+                f"--driver-config names devices for the driver {driver} as well",
+                next="leave out --gpu-device",
             )
         blocks[driver] = {**block, "gpu_device_ids": flags.gpu_device}
     return blocks

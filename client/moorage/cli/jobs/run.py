@@ -125,7 +125,7 @@ def logs(
         if tail is not None and tail < 0:
             from moorage.client.errors import rejected
 
-            raise rejected("invalid-argument", "--tail: lines are 0 or more", found=tail, next="moorage logs --help")
+            raise rejected("invalid-argument", "--tail must be 0 or more lines", found=tail, next="moorage logs --help")
         name = await one_id(client, job, "logs")
         labelled = not (no_prefix or options.json) and replica is None and await _has_replicas(client, name)
         if no_follow or attempt is not None:

@@ -45,7 +45,7 @@ def scheduler(
     """Run a scheduler in the foreground. Run several: one leads, the others stand by.
 
     The ledger's URL holds a password, so it is read from MOORAGE_LEDGER_URL or from a file, and is never an argument.
-    In the folder of a `moorage up` that file is found.
+    In the folder where `moorage up` runs, the command finds that file by itself.
     """
 
     def act() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 import time
@@ -212,15 +213,19 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
                 f"the scheduler has no setting {key!r}",
                 found=key,
                 allowed=", ".join(known),
-                next="moorage doctor --settings shows what each is",
+                next="moorage scheduler --help shows what each is",
             )
         axes.setdefault(key, []).extend(value.split(","))
     if rankers:
         axes["ranker"] = [*axes.get("ranker", []), *(name for text in rankers for name in text.split(","))]
-    runs = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    if len(runs) > RUNS_MAX:
-        raise rejected("invalid-argument", f"{len(runs)} runs in one call", allowed=f"at most {RUNS_MAX}", next="fewer")
-    return runs
+    if (count := math.prod(map(len, axes.values()))) > RUNS_MAX:
+        raise rejected(
+            "invalid-argument",
+            f"{count} runs in one call",
+            allowed=f"at most {RUNS_MAX}",
+            next="give --set and --ranker fewer values",
+        )
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def _simulate(

@@ -110,7 +110,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     reserve_after: Annotated[
         float,
         setting(
-            "A job that has waited this long and cannot start gets hosts reserved for it.", unit="s", ge=1, le=86400
+            "The first job that has waited this long and cannot start gets hosts reserved for it, but not with order = "
+            "fifo.",
+            unit="s",
+            ge=1,
+            le=86400,
         ),
     ] = 30.0
     ageing: Annotated[

@@ -409,7 +409,7 @@ def _failed(what: str, job: str = "") -> Problem:
 def _in_debt(event: Submit, wait_s: float) -> Problem:
     return problem(
         "overloaded",
-        f"the scheduler has failed on requests of tenant {event.tenant}: its next ones are taken one by one",
+        f"the scheduler failed on requests of tenant {event.tenant}, so it takes that tenant's next ones one at a time",
         job=event.name,
         next="send again after retry_after_s; for an operator: `moorage doctor`, and the scheduler's log",
         retry_after_s=max(RETRY_AFTER_S, wait_s),

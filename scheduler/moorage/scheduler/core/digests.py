@@ -43,5 +43,6 @@ def trouble(written: str, computed: str) -> str:
         return ""
     return (
         f"its digests were made with the hash {written}, and this Python computes {computed}: make a backup with a"
-        " Python that computes the first (moorage admin backup), then moorage admin restore FILE --rehash with this one"
+        " Python that computes the first (moorage admin backup), then moorage admin restore FILE --rehash --replace"
+        " with this one"
     )

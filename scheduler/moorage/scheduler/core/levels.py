@@ -6,11 +6,12 @@ from moorage.schemas.errors import Problem, problem
 
 
 def level_problem(what: str, needed: int, level: int) -> Problem:
-    """Return the refusal of something that needs a feature level above the ledger's."""
+    """Return the refusal of something that needs a feature level above the ledger's; `what` is the sentence's subject,
+    one thing."""
     return problem(
         "failed-precondition",
-        f"{what} need feature level {needed}: schedulers of the release before cannot follow a ledger with them",
+        f"{what} needs feature level {needed}, because schedulers of an earlier release cannot read it in the ledger",
         found=f"feature level {level}",
         allowed=f"{needed} or above",
-        next=f"once every scheduler is upgraded: moorage admin feature-level --to {needed}",
+        next=f"for an operator, once every scheduler is upgraded: moorage admin feature-level --to {needed}",
     )

@@ -140,7 +140,7 @@ def read_rows(path: Path, needed: tuple[str, ...], known: Collection[str] | None
                     )
                 yield Row(path, line, dict(zip(names, cells, strict=False)))
     except OSError as error:
-        raise trouble(path, 0, f"cannot be read: {error.strerror}", next="name a file that is there") from None
+        raise trouble(path, 0, f"cannot be read: {error.strerror}", next="name a file that you may read") from None
 
 
 def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
@@ -156,7 +156,7 @@ def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
             raise trouble(
                 path,
                 line,
-                f"no CSV: {error}",
+                f"not CSV: {error}",
                 allowed="cells split by commas, quotes closed",
                 next="look for an unclosed quote",
             ) from None

@@ -109,8 +109,8 @@ def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[Trace
                 line,
                 f"job {name} of tenant {job.tenant} is already on line {first}",
                 found=name,
-                allowed="names of which each tenant has one",
-                next="name one of the two otherwise, or take it out",
+                allowed="each name once for a tenant",
+                next="rename one of the two, or take it out",
             )
         yield job
 
@@ -138,7 +138,7 @@ def _of_lines(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 raise trouble(path, number, str(error)) from None
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 found = text[:60].decode(errors="replace").strip()
-                raise trouble(path, number, f"no JSON: {error}", found=found, allowed="a JSON object a line") from None
+                raise trouble(path, number, f"not JSON: {error}", found=found, allowed="a JSON object a line") from None
             if not is_tenant(said.tenant):
                 raise trouble(path, number, f"a tenant must match {TENANT.pattern}", found=said.tenant)
             at_ms = milliseconds(path, number, "at_s", said.at_s)

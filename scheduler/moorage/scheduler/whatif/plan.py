@@ -77,9 +77,11 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if len(self.drain) > DRAINED_MAX:
             raise ValueError(f"drain must name at most {DRAINED_MAX} workers, found {len(self.drain)}")
-        hosts = sum(max(1, host.count) for host in self.add)
-        if hosts > ADDED_MAX or any(host.count < 1 for host in self.add):
-            raise ValueError(f"add must have at most {ADDED_MAX} hosts, and count at least 1, found {hosts}")
+        least, hosts = min([host.count for host in self.add], default=1), sum(host.count for host in self.add)
+        if least < 1:
+            raise ValueError(f"add must have hosts with a count of at least 1, found {least}")
+        if hosts > ADDED_MAX:
+            raise ValueError(f"add must have at most {ADDED_MAX} hosts, found {hosts}")
         if len(self.share) + (len(self.quota) if isinstance(self.quota, dict) else 0) > TENANTS_MAX:
             raise ValueError(f"quota and share must name at most {TENANTS_MAX} tenants together")
         try:
@@ -138,7 +140,7 @@ decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
 def check_known(engine: Engine, asked: PlanAsk) -> None:
     """Raise Refused if a worker to drain is unknown, or the ledger's feature level does not allow shares."""
     if asked.share and engine.state.level < Share.LEVEL:
-        raise Refused(level_problem("shares of tenants", Share.LEVEL, engine.state.level))
+        raise Refused(level_problem("the share of a tenant", Share.LEVEL, engine.state.level))
     for worker in asked.drain:
         if worker not in engine.state.workers:
             raise refuse(

@@ -141,16 +141,20 @@ class ContainerSettings(ImageSettings, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for network in (self.network, *self.network_for.values()):
-            if not network or network.startswith(_SHARED_NETWORKS):
-                raise ValueError(f"network must be none, bridge or the name of a network, found {network!r}")
-        for ports in (self.ports, *self.ports_for.values()):
-            range_of(ports)
+        for name, networks in (("network", [self.network]), ("network_for", self.network_for.values())):
+            for network in networks:
+                if not network or network.startswith(_SHARED_NETWORKS):
+                    raise ValueError(f"{name} must be none, bridge or the name of a network, found {network!r}")
+        for name, texts in (("ports", [self.ports]), ("ports_for", self.ports_for.values())):
+            for text in texts:
+                range_of(text, name)
         for name in ("network_for", "ports_for", "mounts_for"):
             check_rules(name, getattr(self, name))
-        for mount in (*self.mounts, *(word for words in self.mounts_for.values() for word in words.split())):
-            if not re.fullmatch(r"/[^:]*:/[^:]+:(ro|rw)", mount):
-                raise ValueError(f"mounts must be as /host/path:/path:ro, found {mount!r}")
+        mounts_for = [word for words in self.mounts_for.values() for word in words.split()]
+        for name, mounts in (("mounts", self.mounts), ("mounts_for", mounts_for)):
+            for mount in mounts:
+                if not re.fullmatch(r"/[^:]*:/[^:]+:(ro|rw)", mount):
+                    raise ValueError(f"{name} must look like /host/path:/path:ro or :rw, found {mount!r}")
 
 
 def check_image(request: Request) -> None:
@@ -284,6 +288,7 @@ def registry_of(image: str) -> str:
 
 
 def _forbidden(message: str, found: str, allowed: str) -> Refused:
+    allowed = allowed or "none"
     text = f"{NOT_PERMITTED}{message} (allowed: {allowed})"
     return refuse("not-permitted", text, found=found, allowed=allowed, next="ask the operator of the worker")
 

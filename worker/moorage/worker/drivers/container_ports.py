@@ -71,7 +71,8 @@ class Ports:
             free = (port for port in allowed if port not in taken and is_free_port(port, bind))
             found = Published(address, bind, dict(zip(wanted, free, strict=False)))
             if len(found.ports) < len(wanted):
-                raise HostAtFault(f"ports {allowed.start}-{allowed.stop - 1} of this host are all in use")
+                span = f"{allowed.start}-{allowed.stop - 1}"
+                raise HostAtFault(f"the job needs {len(wanted)} ports, and {len(found.ports)} of {span} are free")
             self._path(key).write_bytes(msgspec.json.encode(found))
         except OSError as error:
             raise HostAtFault(f"ports: {error.strerror or error}") from None
@@ -105,13 +106,13 @@ def ports_wanted(request: Request) -> tuple[int, ...]:
     return tuple(ports) if isinstance(ports, list) else ()
 
 
-def range_of(text: str) -> range:
+def range_of(text: str, name: str = "ports") -> range:
     """Return the range of ports in a setting such as `30000-30999`; empty for "". Raises ValueError."""
     first, dash, last = text.partition("-")
     if not text:
         return range(0)
     if not (dash and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16):
-        raise ValueError(f"ports must be as 30000-30999, found {text!r}")
+        raise ValueError(f"{name} must look like 30000-30999, found {text!r}")
     return range(int(first), int(last) + 1)
 
 

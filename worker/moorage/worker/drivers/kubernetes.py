@@ -392,7 +392,8 @@ class KubernetesDriver(Driver):
         log.error(
             "job %s: its pod was deleted from the cluster, but the kubelet has not reported its end: the job may "
             "still run."
-            " Its devices stay out of use until an operator says that they are free", member.name[1],
+            " Its devices stay out of use until an operator releases them: moorage admin release --worker",
+            member.name[1],
         )  # fmt: skip
         self.report(Stuck([member.name]))
 

@@ -245,6 +245,8 @@ def _user_of(user: str | None, settings: ImageSettings) -> dict[str, Any] | None
         return None
     ids = ids_of(settings.user if user is None else f"{user}:{user}")
     if ids is None:
-        raise refuse("invalid-argument", "a pod's user is a number", field="$.run.user", found=user, allowed="a number")
+        raise refuse(
+            "invalid-argument", "the user of a pod must be a number", field="$.run.user", found=user, allowed="a number"
+        )
     uid, gid = ids
     return {"runAsUser": uid, "runAsGroup": gid, "fsGroup": gid}

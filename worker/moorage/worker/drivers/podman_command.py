@@ -60,7 +60,7 @@ class PodmanSettings(ContainerSettings, frozen=True):
             msgspec.structs.replace(self, user=default_user())  # this checks all other settings
         for option in self.options:
             if not option.startswith("--"):
-                raise ValueError(f"options must be as --name=value, found {option!r}")
+                raise ValueError(f"options must look like --name=value, found {option!r}")
 
 
 def default_user() -> str:

@@ -182,7 +182,7 @@ class SupervisorLink:
                 "failed-precondition",
                 f"{len(left)} jobs of an agent with other settings cannot be ended",
                 found=min(left),
-                next="start it with those settings, or end the jobs' processes",
+                next="start the agent with those settings again, or end the jobs' processes",
             ) from None
         except SupervisorError as error:
             raise SupervisorMissing(self.state, str(error)) from error

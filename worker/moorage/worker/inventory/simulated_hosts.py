@@ -86,7 +86,7 @@ def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list
         repeated = _HOSTS.match(part)
         count = int(repeated["count"]) if repeated else 1
         if not 1 <= count <= most - len(hosts):
-            raise ValueError(f"a simulated fleet has 1..{most} hosts, found {count} in {part!r}")
+            raise ValueError(f"a simulated fleet has 1..{most} hosts, found {len(hosts) + count} up to {part!r}")
         groups = parse_groups(part[repeated.end() :] if repeated else part)
         hosts += [build_host(f"{name}-{len(hosts) + number:04d}", groups) for number in range(count)]
     return hosts
@@ -171,7 +171,7 @@ class _HostEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.device and self.gpus != "cpu":
             raise ValueError("gpus and device describe the same thing: give one of them")
         if self.device and self.count != 1:
-            raise ValueError("device names exact devices, which only one host has: count must be 1")
+            raise ValueError(f"count must be 1 with device, because a device is on one host, found {self.count}")
 
 
 class _Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -216,7 +216,7 @@ def openb_hosts(sample_csv: Path, count: int, seed: int) -> list[SimulatedHost]:
     has another name, and so other uuids. Raises ValueError for a count out of range or a file without rows.
     """
     if not 0 <= count <= HOSTS_MAX:
-        raise ValueError(f"a simulated fleet has at most {HOSTS_MAX} hosts, found {count}")
+        raise ValueError(f"a simulated fleet has 0..{HOSTS_MAX} hosts, found {count}")
     with open(sample_csv, newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows:

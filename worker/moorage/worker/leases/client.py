@@ -21,9 +21,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import GpuSpec, parse_token
+from moorage.schemas.gpu import GpuSpec, format_token, parse_token
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import open_folder
 from moorage.worker.environment import device_environment
@@ -220,7 +222,7 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
                 "failed-precondition",
                 f"no agent lends GPUs to this process at {path}: {error.strerror or error}",
                 found=str(path),
-                next="start a worker on this host, or let its lease_uids name this user",
+                next="start a worker on this host; or add this user to its lease_uids, and to the group lease_gid",
             ),
             error.errno or 0,
         ) from None
@@ -249,5 +251,6 @@ def _problem_of(answer: protocol.Answer | None) -> Problem:
 def _spec_of(token: str) -> GpuSpec:
     replicas, spec = parse_token(token)
     if replicas != 1:
-        raise ValueError(f"a lease is on one host: write {spec.count * replicas}x, found {token!r}")
+        whole = format_token(msgspec.structs.replace(spec, count=spec.count * replicas))
+        raise ValueError(f"a lease is on one host and has no replicas: write {whole}, found {token!r}")
     return spec

@@ -217,7 +217,7 @@ class LeaseServer:
                         "not-permitted",
                         f"uid {uid} may not borrow from this worker",
                         found=uid,
-                        next="let the worker's lease_uids name this user",
+                        next="add this user to lease_uids in the worker's settings",
                     )
                 )
                 log.warning(

@@ -23,7 +23,8 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import SHARERS_MAX, Share
 from moorage.schemas.job import Request
-from moorage.worker.attempt_folders import FolderUnavailable, let_pass, owner_ids
+from moorage.worker.attempt_folders import let_pass, owner_ids
+from moorage.worker.environment import HostAtFault
 from moorage.worker.limiter.control import RATE
 from moorage.worker.limiter.segment import DEVICES_MAX, Part, Segment, SegmentError
 from moorage.worker.member_messages import MemberName
@@ -45,6 +46,13 @@ _MIB: Final = 1 << 20
 _PASSAGE: Final = 0o711
 
 log = logging.getLogger("moorage.worker")
+
+
+class LimiterUnavailable(HostAtFault):
+    """This host cannot limit an attempt."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"limiter: {why}")
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ class Limits:
     ) -> Path | None:
         """Make the segment of an attempt that has a part of a device, or with `waits` of one that may be frozen.
 
-        None for others. Raises FolderUnavailable.
+        None for others. Raises HostAtFault.
         """
         gpu = request.effective_gpu
         if gpu is None or any(one.vendor != "nvidia" for one in devices):
@@ -126,7 +134,7 @@ class Limits:
             made.beat()  # the first; launches wait for the controller to see the segment
         except (OSError, ValueError) as error:
             self.over(name)
-            raise FolderUnavailable(f"the limiter's segment {path}: {error}") from None
+            raise LimiterUnavailable(f"its segment {path}: {error}") from None
         return path
 
     def _may_be_frozen(self, request: Request, devices: Sequence[Device], mode: str) -> bool:
@@ -138,21 +146,21 @@ class Limits:
         return not is_gang and self._freezes_after_s(request.qos) > 0
 
     def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
-        """Give the segment to the user that runs the attempt. Raises FolderUnavailable."""
+        """Give the segment to the user that runs the attempt. Raises HostAtFault."""
         try:
             if ids is not None and os.geteuid() == 0:
                 self._segments[name].give(*ids)
             elif all_users:
                 self._segments[name].let_all_write()
         except OSError as error:
-            raise FolderUnavailable(f"the limiter's segment: {error.strerror or error}") from None
+            raise LimiterUnavailable(f"its segment: {error.strerror or error}") from None
 
     def of_process(
         self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, user: str | None
     ) -> Limit | None:
         """Return what limits an attempt that runs on this host; None for one that has all of its devices for good.
 
-        Raises FolderUnavailable.
+        Raises HostAtFault.
         """
         path = self._make(name, request, devices, mode, waits=True)
         if path is None:
@@ -164,7 +172,7 @@ class Limits:
     def of_container(
         self, name: MemberName, request: Request, devices: Sequence[Device], mode: str
     ) -> ContainerLimit | None:
-        """Do the same for a container; call `give` once its user is known. Raises FolderUnavailable."""
+        """Do the same for a container; call `give` once its user is known. Raises HostAtFault."""
         path = self._make(name, request, devices, mode)
         return None if path is None else ContainerLimit(SEGMENT_AT, LIBRARY_AT, path, self._library)
 
@@ -172,7 +180,7 @@ class Limits:
         """Return the library at a path that the user can reach: installed, or copied to the folder of the jobs'
         folders.
 
-        Raises FolderUnavailable.
+        Raises HostAtFault.
         """
         if not another_user or _is_reachable(self._library):
             return self._library
@@ -186,7 +194,7 @@ class Limits:
                 fresh.rename(copy)
             let_pass(self._own, self._own.parent)
         except OSError as error:
-            raise FolderUnavailable(f"the limiter's library {copy}: {error.strerror or error}") from None
+            raise LimiterUnavailable(f"its library {copy}: {error.strerror or error}") from None
         return copy
 
     def change(self, name: MemberName, share: Share) -> bool:

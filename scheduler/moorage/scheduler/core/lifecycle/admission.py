@@ -236,10 +236,10 @@ class Admission:
             return None
         said = _decode_any(event.body)
         if event.request.device_ids:
-            return level_problem("exact devices", REQUEST_LEVEL, self.state.level)
+            return level_problem("a request for exact devices", REQUEST_LEVEL, self.state.level)
         for path in NEWER_FIELDS:
             if _says(said, path):
-                return level_problem(".".join(path), REQUEST_LEVEL, self.state.level)
+                return level_problem(f"the field {'.'.join(path)}", REQUEST_LEVEL, self.state.level)
         if event.request.workload.needs_folder:
             return level_problem("a relative run.cwd", REQUEST_LEVEL, self.state.level)
         return None
@@ -501,7 +501,7 @@ class Admission:
         if event.job not in remembered and event.job not in just_now and count >= self.config.tombstones_max:
             return problem(
                 "tombstones-full",
-                f"the scheduler remembers {count} cancels of unknown jobs of tenant {event.tenant}, which is the most",
+                f"the scheduler remembers {count} cancels of unknown jobs of tenant {event.tenant}, which is its limit",
                 job=event.job,
                 next="cancel only jobs that exist, or send again later: remembered cancels are dropped with time",
                 retry_after_s=RETRY_AFTER_S,

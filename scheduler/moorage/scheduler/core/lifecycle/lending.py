@@ -166,7 +166,7 @@ def check_hello(frame: Join) -> Problem | None:
             field="$.hello",
             found=size,
             allowed=f"{HELLO_BYTES_MAX} bytes",
-            next="fewer or shorter labels; machine and boot are short names",
+            next="give the worker fewer or shorter labels, and short texts as machine and boot",
         )
     if len(hello.gpu_pool) > SLOTS_MAX:
         return problem(
@@ -175,7 +175,7 @@ def check_hello(frame: Join) -> Problem | None:
             field="$.hello.gpu_pool",
             found=len(hello.gpu_pool),
             allowed=f"at most {SLOTS_MAX}",
-            next="let two agents see one part each",
+            next="run two agents on this host, each of which sees a part of the devices",
         )
     slots: dict[DeviceName, int] = {}
     for slot, device in enumerate(devices_of(hello)):
@@ -186,7 +186,7 @@ def check_hello(frame: Join) -> Problem | None:
         if before != slot:
             return problem(
                 "invalid-argument",
-                f"slots {before} and {slot} are one device",
+                f"slots {before} and {slot} are the same device",
                 field=field,
                 found=device.uuid,
                 allowed="each vendor and uuid once",
@@ -207,7 +207,7 @@ def _check_numbering(hello: Hello) -> Problem | None:
         if before != slot:
             return problem(
                 "invalid-argument",
-                f"the {device.vendor} devices of slots {before} and {slot} have one index",
+                f"the {device.vendor} devices of slots {before} and {slot} have the same index",
                 field=f"$.hello.gpu_pool[{slot}].index",
                 found=device.index,
                 allowed="each index once a vendor",

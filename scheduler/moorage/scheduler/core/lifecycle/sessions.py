@@ -119,7 +119,7 @@ class Sessions:
         None if it gets a new session.
         """
         if frame.ledger == self.state.ledger_id:
-            knows = f"reign {frame.reign}" if frame.reign > self.state.epoch else ""
+            knows = f"epoch {frame.reign}" if frame.reign > self.state.epoch else ""
             if self._is_ahead(worker, knows):
                 return no_leader()
         if worker.machine != frame.machine and has_kept_jobs(worker):
@@ -167,7 +167,7 @@ class Sessions:
         """Give a number to a new worker."""
         num = len(self.state.worker_by_num) + draft.numbered
         if num >= WORKERS_MAX:
-            return problem("failed-precondition", f"the ledger knows {WORKERS_MAX:,} workers, which is the most")
+            return problem("failed-precondition", f"the ledger knows {WORKERS_MAX:,} worker ids, and can know no more")
         draft.add(acts.Known(num, event.worker, frame.machine))
         draft.numbered += 1
         return num
@@ -182,7 +182,7 @@ class Sessions:
             # they cannot be adopted, as their masks would mean other devices; nor placed again, as they still run
             return problem(
                 "failed-precondition",
-                f"it holds {len(alive)} members on devices that this hello does not show in the same slots",
+                f"the worker has {len(alive)} attempts on devices that this hello does not show in the same slots",
                 field="$.holding",
                 found=f"{alive[0][0]}/{alive[0][1]}/{alive[0][2]}",
                 next="end what runs on devices that are gone, then join",
@@ -236,7 +236,7 @@ class Sessions:
             return FactAck(last, self.state.epoch)
         if frame.no != last + 1:
             if not self.state.restored_epoch and self._is_ahead(
-                worker, f"facts answered up to frame {frame.no - 1}, of which {last} are here"
+                worker, f"{frame.no - 1} answered frames of its reports, and the ledger has {last}"
             ):
                 return no_leader()
             return problem(
@@ -308,10 +308,10 @@ class Sessions:
         Empty if nothing.
         """
         if frame.reign > self.state.epoch:
-            return f"reign {frame.reign}"
+            return f"epoch {frame.reign}"
         # a restored ledger may lack reports acknowledged before: the operator who restored it accepted that
         if frame.no > worker.no and not self.state.restored_epoch:
-            return f"facts answered up to frame {frame.no}, of which {worker.no} are here"
+            return f"{frame.no} answered frames of its reports, and the ledger has {worker.no}"
         fence = max((held.fence for held in frame.held), default=0)
         return f"a placement of record {fence}" if fence > self.state.seq else ""
 

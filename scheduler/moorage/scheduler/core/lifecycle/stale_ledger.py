@@ -60,8 +60,8 @@ class StaleLedgerGuard:
         num, knows = min(self._sessions.ahead.items())
         return (
             f"ledger {state.ledger_id} ends at record {state.seq} in epoch {state.epoch}, and"
-            f" {len(self._sessions.ahead)} of its workers know more, {state.worker_by_num[num].id} of {knows}: it is an"
-            " older backup"
+            f" {len(self._sessions.ahead)} of its workers know more ({state.worker_by_num[num].id} knows {knows}): this"
+            " ledger is an older backup"
         )
 
     def waited(self, mono_ms: int) -> bool:

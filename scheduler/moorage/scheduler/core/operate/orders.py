@@ -181,7 +181,7 @@ class Orders:
 
     def _why_not_frozen(self, draft: Draft, job: Job, running: list[Member]) -> Problem | None:
         if not draft.level_allows(acts.Freeze.LEVEL):
-            return level_problem("frozen jobs", acts.Freeze.LEVEL, self.state.level)
+            return level_problem("freezing a job", acts.Freeze.LEVEL, self.state.level)
         shape, driver = self.shape_of(job), self.request_of(job).workload.driver
         found, allowed = "", "a job that runs on GPUs, each replica by itself"
         if shape.together > 1 or job.gang:
@@ -279,7 +279,7 @@ class Orders:
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
         if not draft.level_allows(acts.Share.LEVEL):
-            return level_problem("shares of tenants", acts.Share.LEVEL, self.state.level)
+            return level_problem("the share of a tenant", acts.Share.LEVEL, self.state.level)
         name, tenant = asked.tenant, draft.change_tenant(asked.tenant)
         weight, gpus = _given(asked.weight, tenant.weight), _given(asked.gpus, tenant.guaranteed)
         changed = (weight, gpus) != (tenant.weight, tenant.guaranteed)

@@ -6,6 +6,8 @@ worker gets it with the record (`effects.outputs`), and again until it has appli
 
 from __future__ import annotations
 
+from typing import Final
+
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.effects.outputs import slots_of, takes_parts
 from moorage.scheduler.core.fairshare import GPU_MILLI, Rates, rate_of
@@ -21,6 +23,9 @@ from moorage.schemas.capabilities import COUNTED, LIVE, NEXT_ATTEMPT, level_numb
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.gpu import Share
 from moorage.schemas.operate import ResizeAct, Resized
+
+_WHILE_IT_WAITS: Final = "hold the job, requeue it, resize it while it waits, and release it"
+_SMALLER: Final = f"give it a smaller part; or {_WHILE_IT_WAITS}"
 
 
 class Resizing:
@@ -38,10 +43,14 @@ class Resizing:
         gpu = request.effective_gpu
         if gpu is None or gpu.effective_sharing == "exclusive":
             return _refused(
-                job, "it shares no GPU: there is no part to change", gpu and "exclusive", "mps or time-slice"
+                job,
+                "it shares no GPU, so there is no part to change",
+                gpu and "exclusive",
+                "mps or time-slice",
+                "submit another job that asks for a part of a GPU, as 1xH100@mps=50%",
             )
         if not draft.level_allows(acts.Resize.LEVEL):
-            return level_problem("parts of GPUs that operators change", acts.Resize.LEVEL, self._state.level)
+            return level_problem("resizing a job", acts.Resize.LEVEL, self._state.level)
         share = gpu.share or Share()
         before = draft.job(job).part or (share.memory_mib, share.compute_percent)
         part = (
@@ -85,16 +94,21 @@ class Resizing:
             name, hello = member.worker.id, member.worker.hello
             if member.worker.num not in self._fleet.hosts:
                 return _refused(
-                    job, f"worker {name} is not connected: its room is not known", name, "connected workers"
+                    job,
+                    f"worker {name} is not connected, so it is not known what room its GPUs have",
+                    name,
+                    "connected workers",
+                    "resize it again when moorage fleet shows that worker as up",
                 )
             if not takes_parts(member):
-                return _refused(job, f"worker {name} cannot change what an attempt has", name, "workers of release 0.3")
+                why = f"worker {name} is of a release that cannot change the part of a running attempt"
+                return _refused(job, why, name, "workers of release 0.3", _WHILE_IT_WAITS)
             driver = self._reader.request_of(job).workload.driver
             memory = mode_enforced(hello, driver, MODE_NAMES[member.mode]).memory
             fixed = takes_parts(member) == NEXT_ATTEMPT or level_number(memory) == level_number("hard")
             if fixed and part[0] != before[0]:
-                message = f"the memory of an attempt on {name} is fixed by MPS when it starts"
-                return _refused(job, message, f"{part[0]} MiB", f"{before[0]} MiB while it runs")
+                message = f"MPS sets the memory of an attempt on {name} when the attempt starts"
+                return _refused(job, message, f"{part[0]} MiB", f"{before[0]} MiB while it runs", _WHILE_IT_WAITS)
         return None
 
     def _too_large(self, job: Job, members: list[Member], old: Shape, new: Shape) -> Problem | None:
@@ -113,12 +127,11 @@ class Resizing:
             percent = (100 - device.percent) // times + old.compute_percent
             if new.compute_percent > max(old.compute_percent, percent):
                 found, room = f"{new.compute_percent} %", f"at most {max(0, percent)} %"
-                return _refused(job, f"{where} has no more compute free for it", found, room)
+                return _refused(job, f"{where} has not that much compute free", found, room, _SMALLER)
             mib = (memory_mib - device.memory_mib) // times + old.share_mib
             if new.share_mib > max(old.share_mib, mib):
-                return _refused(
-                    job, f"{where} has no more memory free for it", f"{new.share_mib} MiB", f"at most {max(0, mib)} MiB"
-                )
+                room = f"at most {max(0, mib)} MiB"
+                return _refused(job, f"{where} has not that much memory free", f"{new.share_mib} MiB", room, _SMALLER)
         return None
 
     def _attempts(self, draft: Draft, job: Job, members: list[Member]) -> dict[str, int]:
@@ -145,12 +158,12 @@ def resized_of(job: Job) -> Resized:
     return Resized(row.memory_mib, row.compute_percent, row.since_ms)
 
 
-def _refused(job: Job, why: str, found: object, allowed: str) -> Problem:
+def _refused(job: Job, why: str, found: object, allowed: str, next_step: str) -> Problem:
     return problem(
         "failed-precondition",
         f"job {job.name} cannot be resized: {why}",
         found=found,
         allowed=allowed,
         job=job.name,
-        next=f"give it another part, or requeue it: moorage admin requeue {job.name}",
+        next=next_step,
     )

@@ -40,7 +40,7 @@ class WorkerOrders:
             return Done(event.verb, slots != 0, worker=name, members=members, slots=slots_of(slots))
         if isinstance(act, DrainAct):
             if act.has_window and not draft.level_allows(Window.LEVEL):
-                return level_problem("drains with a time", Window.LEVEL, self._state.level)
+                return level_problem("a drain with a time", Window.LEVEL, self._state.level)
             changed = self._windows.drain(draft, worker, act, by)
             drain = as_drain(window_of(act, draft.time_ms, by))
             return Done(event.verb, changed, worker=name, members=members, drain=drain)

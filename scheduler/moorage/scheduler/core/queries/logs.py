@@ -116,7 +116,7 @@ def _no_holder(asked: LogsAsked, attempt: int) -> Problem:
         "not-found",
         f"the worker that ran attempt {attempt} of replica {asked.replica} of job {asked.job} is no longer known",
         job=asked.job,
-        next=f"moorage show {asked.job} has the transitions that are",
+        next=f"moorage events {asked.job} has what happened to it",
     )
 
 

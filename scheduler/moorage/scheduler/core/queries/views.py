@@ -332,7 +332,7 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
 
 def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
     if not isinstance(names, list) or len(names) > LS_MAX or not all(isinstance(name, str) for name in names):
-        return problem("invalid-argument", f"jobs must list at most {LS_MAX} ids", field="$.jobs")
+        return problem("invalid-argument", f"jobs must be a list of at most {LS_MAX} ids", field="$.jobs")
     row = engine.state.tenants.get(tenant)
     jobs = {} if row is None else row.jobs
     return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
