@@ -171,7 +171,7 @@ async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None
         assert (await node.run("uncordon", "sim-0001")).code == 0
     assert "firmware" not in (await node.run("fleet")).err
     alone = await node.run("admin", "release", "x", "--gpu", "1")
-    assert (alone.code, "--gpu with --worker" in alone.err) == (2, True)
+    assert (alone.code, "--gpu needs --worker" in alone.err) == (2, True)
 
 
 async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:

@@ -424,8 +424,8 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
         found=word,
         allowed="a number above 0, or none",
         next=(
-            f"moorage admin hold --queue --tenant {tenant}, so that none of its jobs starts; or {option} none, "
-            "which removes the limit"
+            f"moorage admin hold --queue --tenant {tenant} to let none of its jobs start; {option} none to remove "
+            "its limit"
         )
         if is_zero
         else f"{option} 16, or {option} none to remove the limit",
