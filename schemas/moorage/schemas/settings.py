@@ -177,7 +177,8 @@ def read_file(path: Path | None) -> SettingsFile:
             _check_owner(path, os.fstat(file.fileno()))
             raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise _refuse(f"the settings file {path} cannot be read: {error.strerror}", found=str(path)) from None
+        fix = "name a file that you may read, with --settings or MOORAGE_SETTINGS"
+        raise _refuse(f"the settings file {path} cannot be read: {error.strerror}", found=str(path), next=fix) from None
     if len(raw) > FILE_BYTES_MAX:
         raise _refuse(f"{path} is too large for a settings file", allowed=f"{FILE_BYTES_MAX} bytes")
     try:
