@@ -297,7 +297,7 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
             one.source if one.source.startswith("--") else f"{one.setting.key} ({one.setting.flag or one.setting.env})"
             for one in blamed
         ]
-        fix = f"give {' or '.join(ways)} another value" if ways else "moorage doctor --settings"
+        fix = f"give {' or '.join(ways)} another value" if named else "moorage doctor --settings shows the values"
         raise _refuse(f"{together}{error}{f' ({where})' if where else ''}", next=fix) from None
 
 

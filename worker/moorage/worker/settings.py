@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -321,7 +322,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"labels may have at most {LABELS_MAX} keys, found {len(self.labels)}")
         for key in self.labels:
             if not LABEL_KEY.fullmatch(key):
-                raise ValueError(f"label key {key[:80]!r} must be 1..63 letters, digits and _./-")
+                raise ValueError(f"labels must have keys of 1..63 letters, digits and _./-, found {key[:80]!r}")
         for mode in self.modes:
             if mode != "exclusive" and mode not in SHARERS_MAX:
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")
@@ -357,7 +358,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             _ = self.controller
         except ValueError as error:
-            raise ValueError(f"limiter_{error}") from None
+            named = re.sub(r"^|(?<= )(?=(rate|capacity)_max\b)", "limiter_", str(error))
+            raise ValueError(named) from None
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
         for uid in self.lease_uids:
