@@ -85,7 +85,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mps: Annotated[
         Literal["operator", "managed"],
         setting(
-            "Who runs the MPS daemons: the operator, or the worker, which starts one for each GPU when a job shares it."
+            "Who runs the MPS daemons: operator, or managed: the worker starts one for each GPU that a job shares."
         ),
     ] = "operator"
     mps_dir: Annotated[
@@ -125,7 +125,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = GUARD_GRACE_S
     time_slice: Annotated[
         Length | None,
-        setting("Length of time slices on shared GPUs, where nvidia-smi can set it; without it, left unchanged."),
+        setting("Length of time slices on shared GPUs, where nvidia-smi can set it; unset, it stays as it is."),
     ] = None
     idle_warn_s: Annotated[
         float,
