@@ -98,6 +98,14 @@ MANY_RUNS = [f"--set={key}={','.join(map(str, range(1, 101)))}" for key in (
         (("--fleet", "1xH100", "--ranker", "nosuch:Best"), "nosuch:Best: there is no module 'nosuch'"),
         (("--fleet", "1xH100", "--ranker", "pathlib:Path"), "pathlib:Path: it is no Ranker"),
         (("--fleet", "1xH100", "--set", "nosuch=1"), "nosuch"),
+        (
+            ("--fleet", "1xH100", "--set", "jobs_max=x"),
+            "found 'x', from --set jobs_max\nfix: for example --set jobs_max=",
+        ),
+        (
+            ("--fleet", "1xH100", "--set", "lease_s=1s"),
+            "fix: give --set lease_s or renew_s (--set renew_s) or takeover_s",
+        ),
         (("--fleet", "1xH100", "--set", "ranker"), "needs key=value"),
         (("--fleet", "1xH100", "--set", "renew_s=1,2,3,4,5,6,7,8"), "8 runs in one call"),
         (("--fleet", "1xH100", *MANY_RUNS), "1000000000000 runs in one call"),

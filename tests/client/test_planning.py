@@ -33,3 +33,7 @@ def test_what_is_no_host_is_refused(add: str) -> None:
 def test_a_plan_of_nothing_is_refused() -> None:
     with pytest.raises(Rejected, match="nothing to plan"):
         plan_arguments(None, (), None, None, None)
+
+
+def test_one_worker_to_drain_may_be_named_alone() -> None:
+    assert plan_arguments(None, "n07", None, None, None)["drain"] == ["n07"]

@@ -98,7 +98,7 @@ async def test_any_decision_with_its_evidence(nats_server: Server, unique: str) 
         assert not any(word in everything for word in ("session", "hello")), "no lease is shown"
         with pytest.raises(CannotShow) as none:
             await made.told(made.stored + 1)
-        assert none.value.problem.allowed == f"records up to {made.stored}"
+        assert none.value.problem.allowed == f"1..{made.stored}"
 
 
 async def test_of_a_ledger_that_was_cut_it_says_what_can_no_longer_be_shown(nats_server: Server, unique: str) -> None:

@@ -308,10 +308,21 @@ def test_of_settings_that_clash_each_is_named_and_what_to_change() -> None:
     ("given", "said", "fix"),
     [
         ({"modes": "foo"}, "modes must be exclusive, mps or time-slice, found 'foo' (modes from --modes)", "--modes"),
+        (
+            {"labels": "a b=c", "state_dir": "x"},
+            "labels must have keys of 1..63 letters, digits and _./-, found 'a b' (labels from --label)",
+            "--label",
+        ),
+        (
+            {"limiter_rate_max": "5"},
+            "these settings do not go together: limiter_rate_min must be above 0 and below limiter_rate_max, found 10.0"
+            " and 5.0 (limiter_rate_min by default, limiter_rate_max from --limiter-rate-max)",
+            "limiter_rate_min (--limiter-rate-min) or --limiter-rate-max",
+        ),
         ({"sharers_max": "mps=9"}, "sharers_max must be 0..8 for mps, found 9 (sharers_max from --sharers-max)", ""),
     ],
 )
-def test_a_mode_in_an_error_is_not_taken_for_the_setting_of_that_name(
+def test_an_error_names_the_settings_that_contradict_each_other_and_no_others(
     given: dict[str, str], said: str, fix: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused) as refused:

@@ -157,7 +157,7 @@ def test_a_tenant_without_a_user_has_no_jobs_where_users_are_set_by_tenant(user:
 def test_users_need_root_and_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     policy(run_as="41001").check_host()
-    with pytest.raises(Refused, match="no such user: nobody-of-that-name"):
+    with pytest.raises(Refused, match="run_as_for names the user nobody-of-that-name"):
         policy(run_as_for={"acme": "nobody-of-that-name"}).check_host()
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(Refused, match="need an agent that runs as root"):

@@ -52,7 +52,8 @@ def plan_arguments(
 
     Raises `Rejected`.
     """
-    arguments: dict[str, Any] = {"drain": list(drain), "add": _added(add)}
+    drained = [drain] if isinstance(drain, str) else list(drain)
+    arguments: dict[str, Any] = {"drain": drained, "add": _added(add)}
     if quota is not None:
         arguments["quota"] = quota if isinstance(quota, int) else dict(quota)
     if share:  # else left out: a leader of the previous release does not know this field
@@ -63,7 +64,9 @@ def plan_arguments(
     if request is not None:
         arguments["request"] = msgspec.json.decode(request)
     elif not drain and add is None and quota is None and not share:
-        raise rejected("invalid-argument", "nothing to plan", next="name a request, or hosts to drain or to add")
+        raise rejected(
+            "invalid-argument", "nothing to plan", next="name a request, hosts to drain or to add, a quota or a share"
+        )
     return arguments
 
 

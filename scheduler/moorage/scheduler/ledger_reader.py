@@ -62,7 +62,7 @@ class LedgerReader:
         """
         last = (await self._js.stream_info(self._subjects.ledger_stream)).last_seq
         if at is not None and not 1 <= at <= last:
-            raise _cannot(f"there is no record {at}", at, f"records up to {last}", "moorage fleet shows the newest")
+            raise _cannot(f"there is no record {at}", at, f"1..{last}", "leave out --at to see every record")
         found, cut = False, ""
         async for base in self._bases(at):
             self.base_seq = base.seq

@@ -179,7 +179,8 @@ class Questions:
         elif verb in ACTS:
             self._engine.offer(self._order(verb, arguments, reply, json))
         else:
-            raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
+            allowed = ", ".join(("fleet", "audit", "dlq", "tenants", "usage", *ACTS))
+            raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
 
     def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:
         more, after, only = self._leader.figures(), arguments.get("after", ""), arguments.get("worker", "")

@@ -177,7 +177,8 @@ def read_file(path: Path | None) -> SettingsFile:
             _check_owner(path, os.fstat(file.fileno()))
             raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise _refuse(f"the settings file {path} cannot be read: {error.strerror}", found=str(path)) from None
+        fix = "name a file that you may read, with --settings or MOORAGE_SETTINGS"
+        raise _refuse(f"the settings file {path} cannot be read: {error.strerror}", found=str(path), next=fix) from None
     if len(raw) > FILE_BYTES_MAX:
         raise _refuse(f"{path} is too large for a settings file", allowed=f"{FILE_BYTES_MAX} bytes")
     try:
@@ -296,7 +297,7 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
             one.source if one.source.startswith("--") else f"{one.setting.key} ({one.setting.flag or one.setting.env})"
             for one in blamed
         ]
-        fix = f"give {' or '.join(ways)} another value" if ways else "moorage doctor --settings"
+        fix = f"give {' or '.join(ways)} another value" if named else "moorage doctor --settings shows the values"
         raise _refuse(f"{together}{error}{f' ({where})' if where else ''}", next=fix) from None
 
 

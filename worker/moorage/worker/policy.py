@@ -85,15 +85,16 @@ class Policy:
                 found=f"uid {os.geteuid()}",
                 next="run the agent as root, or remove these settings: jobs then run as the agent's own user",
             )
-        for user in (*self._users.values(), *([self._user] if self._user else [])):
+        users = [("run_as_for", user) for user in self._users.values()]
+        for setting, user in (*users, *([("run_as", self._user)] if self._user else [])):
             if not user.isdecimal():
                 try:
                     pwd.getpwnam(user)
                 except KeyError:
                     raise refuse(
                         "failed-precondition",
-                        f"no such user: {user}",
-                        field="$.run_as",
+                        f"{setting} names the user {user}, and this host has none of that name",
+                        field=f"$.{setting}",
                         found=user,
                         next="name an existing user, or write a uid",
                     ) from None

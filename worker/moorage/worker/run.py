@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
@@ -251,7 +249,10 @@ def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
         if word.endswith((".toml", ".json")):
             return load_hosts(Path(word))
         return simulated_hosts(word, name=settings.worker or "sim")
-    except (ValueError, OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
+        why = f"no simulated fleet: {word} cannot be read: {error.strerror}"
+        raise refuse("failed-precondition", why, field="$.simulate", found=word) from error
+    except ValueError as error:
         raise refuse("failed-precondition", f"no simulated fleet: {error}", field="$.simulate", found=word) from error
 
 

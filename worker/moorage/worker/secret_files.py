@@ -29,7 +29,7 @@ class SecretRefused(MoorageError):
 
 _SECRET_FAULTS: Final[dict[SecretFault, str]] = {
     "name": f"a name has {SECRET_WORDS}",
-    "folder": "the worker's folder of secrets is missing, or others may write to it",
+    "folder": "the worker's folder of secrets (secrets_dir) is missing, or others may write to it",
     "missing": "there is no such file in the worker's folder of secrets",
     "not-a-file": "it is not a regular file",
     "readable-by-others": "its file must be readable by its owner alone (mode 0600 or 0400)",

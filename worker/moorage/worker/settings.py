@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -84,7 +85,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mps: Annotated[
         Literal["operator", "managed"],
         setting(
-            "Who runs the MPS daemons: the operator, or the worker, which starts one for each GPU when a job shares it."
+            "Who runs the MPS daemons: operator, or managed: the worker starts one for each GPU that a job shares."
         ),
     ] = "operator"
     mps_dir: Annotated[
@@ -124,7 +125,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = GUARD_GRACE_S
     time_slice: Annotated[
         Length | None,
-        setting("Length of time slices on shared GPUs, where nvidia-smi can set it; without it, left unchanged."),
+        setting("Length of time slices on shared GPUs, where nvidia-smi can set it; unset, it stays as it is."),
     ] = None
     idle_warn_s: Annotated[
         float,
@@ -321,7 +322,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"labels may have at most {LABELS_MAX} keys, found {len(self.labels)}")
         for key in self.labels:
             if not LABEL_KEY.fullmatch(key):
-                raise ValueError(f"label key {key[:80]!r} must be 1..63 letters, digits and _./-")
+                raise ValueError(f"labels must have keys of 1..63 letters, digits and _./-, found {key[:80]!r}")
         for mode in self.modes:
             if mode != "exclusive" and mode not in SHARERS_MAX:
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")
@@ -357,7 +358,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             _ = self.controller
         except ValueError as error:
-            raise ValueError(f"limiter_{error}") from None
+            named = re.sub(r"^|(?<= )(?=(rate|capacity)_max\b)", "limiter_", str(error))
+            raise ValueError(named) from None
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
         for uid in self.lease_uids:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from moorage.scheduler.core.events import Order
     from moorage.scheduler.simulate.run import Simulated
     from moorage.scheduler.simulate.trace import SimHost, TraceJob
+    from moorage.schemas.errors import Refused
 
 PROGRESS_S: Final = 0.5
 ERASED: Final = "\r\x1b[K"
@@ -130,7 +132,9 @@ def _hosts(fleet: str | None) -> list[SimHost]:
             return openb_hosts(Path(fleet))
         found = load_hosts(Path(fleet)) if os.path.isfile(fleet) else simulated_hosts(fleet, "n")
     except ValueError as error:
-        raise rejected("invalid-argument", str(error), found=fleet, next="write it as 4x8xH100+2x4xL40S") from None
+        form = 'write tables as [[host]] with gpus = "8xH100" and count = 4'
+        fix = form if os.path.isfile(fleet) else "write it as 4x8xH100+2x4xL40S"
+        raise rejected("invalid-argument", str(error), found=fleet, next=fix) from None
     return [SimHost(host.name, host.devices, host.cpu_milli, host.memory_mib) for host in found]
 
 
@@ -228,6 +232,25 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
+def _of_set(refused: Refused) -> Refused:
+    """Return the same refusal with this command's --set in place of the scheduler's own flags."""
+    import msgspec
+
+    from moorage.scheduler.core.config import Config
+    from moorage.schemas.errors import Refused
+    from moorage.schemas.settings import declared
+
+    told = refused.problem
+    texts = {"message": told.message, "found": told.found, "next": told.next}
+    for key, one in declared("scheduler", Config).items():
+        if key != "ranker":  # which has a flag of that name here, too
+            with_value = rf"(?<=for example ){one.flag} "
+            for name, text in texts.items():
+                text = re.sub(with_value, f"--set {key}=", text)
+                texts[name] = re.sub(rf"{one.flag}\b(?!-)", f"--set {key}", text)
+    return Refused(msgspec.structs.replace(told, **texts))
+
+
 def _simulate(
     name: str,
     title: str,
@@ -244,8 +267,12 @@ def _simulate(
     from moorage.scheduler.simulate.chart import Series, chart
     from moorage.scheduler.simulate.measures import write_jobs, write_timeline
     from moorage.scheduler.simulate.run import simulate as run_one
+    from moorage.schemas.errors import Refused
 
-    configs = [scheduler_settings(run, env={})[0] for run in runs]  # all are checked before the first is run
+    try:
+        configs = [scheduler_settings(run, env={})[0] for run in runs]  # all are checked before the first is run
+    except Refused as refused:
+        raise _of_set(refused) from None
     series: list[Series] = []
     raise_once()
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):

@@ -22,7 +22,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         float, setting("How long a worker may run its jobs after a renewal that was answered.", unit="s", ge=1, le=3600)
     ] = 20.0
     grace_s: Annotated[
-        float, setting("The longest time that the fence leaves a job to end in.", unit="s", ge=0, le=600)
+        float,
+        setting(
+            "The longest time that a job has to end once its worker's lease is over (the fence).",
+            unit="s",
+            ge=0,
+            le=600,
+        ),
     ] = 5.0
     margin_s: Annotated[
         float, setting("Added to lease and grace before a silent worker counts as lost.", unit="s", ge=0, le=600)
@@ -32,7 +38,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 4.0
     heartbeat_s: Annotated[float, setting("An idle leader writes a record this often.", unit="s", ge=0.05, le=60)] = 1.0
     renewal_append_s: Annotated[
-        float, setting("Renewals alone start an append at most this often.", unit="s", ge=0.01, le=60)
+        float,
+        setting(
+            "Least time after a ledger record before another one is written for renewals alone.",
+            unit="s",
+            ge=0.01,
+            le=60,
+        ),
     ] = 0.25
     server_gap_s: Annotated[
         float,

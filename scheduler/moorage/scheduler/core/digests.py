@@ -42,7 +42,7 @@ def trouble(written: str, computed: str) -> str:
     if written == computed:
         return ""
     return (
-        f"its digests were made with the hash {written}, and this Python computes {computed}: make a backup with a"
-        " Python that computes the first (moorage admin backup), then moorage admin restore FILE --rehash --replace"
-        " with this one"
+        f"its digests were made with the hash {written}, and this Python computes {computed}: stop every scheduler,"
+        " make a backup with a Python that computes the first (moorage admin backup), then"
+        " moorage admin restore FILE --rehash --replace with this one"
     )

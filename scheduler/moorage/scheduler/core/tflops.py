@@ -131,4 +131,10 @@ def _refused(message: str, found: str, known: Mapping[str, float] | None = None)
 
 
 def _bad(path: Path, why: str) -> Refused:
-    return refuse("bad-settings", f"the file {path} {why}", field="$.tflops_file", found=str(path))
+    return refuse(
+        "bad-settings",
+        f"the file {path} {why}",
+        field="$.tflops_file",
+        found=str(path),
+        next='name a TOML file with a table [tflops] of lines as "NVIDIA H100 PCIe" = 756.5, or leave tflops_file out',
+    )

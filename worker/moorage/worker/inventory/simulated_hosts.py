@@ -183,15 +183,18 @@ def load_hosts(path: Path) -> list[SimulatedHost]:
 
     Each has `name` (default sim), and `gpus` (one host's word, such as `2xL40S,6xA100`) or `device`, a list of devices
     with hello's fields. With `count`, that many equal hosts get numbers after the name. `cpu_milli` and `memory_mib`
-    are for each host. Raises ValueError (msgspec's, with the path of the field) for invalid content, OSError for an
-    unreadable file.
+    are for each host. Raises ValueError for invalid content, with the path of the field; OSError for an unreadable
+    file.
     """
     with open(path, "rb") as file:
         text = file.read(FILE_BYTES_MAX + 1)
     if len(text) > FILE_BYTES_MAX:
         raise ValueError(f"{path.name} has more than {FILE_BYTES_MAX} bytes")
     decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
-    fleet = decode(text, type=_Fleet)
+    try:
+        fleet = decode(text, type=_Fleet)
+    except ValueError as error:  # msgspec's errors, and those of text that is not UTF-8
+        raise ValueError(f"{path.name} is not the file of a fleet: {error}") from None
     hosts: list[SimulatedHost] = []
     for entry in fleet.host:
         if len(hosts) + entry.count > HOSTS_MAX:

@@ -35,10 +35,10 @@ def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict
     since_s = SINCE_S_DEFAULT if since_s is None else since_s
     by = ["tenant", "model"] if by is None else by
     if isinstance(since_s, bool) or not isinstance(since_s, int | float) or not 0 <= since_s <= SINCE_S_MAX:
-        said = f"since_s is a number of seconds, 0..{SINCE_S_MAX}"
+        said = f"since_s must be a number of seconds, 0..{SINCE_S_MAX}"
         return problem("invalid-argument", said, field="$.since_s", found=since_s, next=_NEXT)
     if not isinstance(by, list) or not by or not all(word in BY for word in by):
-        said = f"by lists some of {', '.join(BY)}"
+        said = f"by must be a list of some of {', '.join(BY)}"
         return problem("invalid-argument", said, field="$.by", found=str(by)[:80], allowed=", ".join(BY), next=_NEXT)
     if after is not None and not _is_key(after):
         said = "after must be the `next` of the previous page"
