@@ -61,7 +61,7 @@ async def test_a_job_is_frozen_resumed_and_resized_by_the_command(fresh_server: 
         await held("beside", **part)
         said = await admin("resize", "shares", "--compute", "60%", "--memory", "8192M")
         assert "60 % of compute, 8192 MiB of memory of each GPU, the job is RUNNING" in said
-        assert "no more compute free for it" in await admin("resize", "shares", "--compute", "61%", code=1)
+        assert "has not that much compute free" in await admin("resize", "shares", "--compute", "61%", code=1)
         for job in ("shares", "beside"):
             await acme.api("cancel", {"job": job})
             await acme.reaches(job, "CANCELLED")

@@ -415,5 +415,5 @@ def test_the_ten_parameters_are_settings_of_the_worker(tmp_path: Path) -> None:
     assert settings_from({"state_dir": str(tmp_path), **given}).controller == ControllerSettings(
         *[given[f"limiter_{name}"] for name in names]
     )
-    with pytest.raises(Refused, match="limiter_rate_min must be above 0 and below rate_max"):
+    with pytest.raises(Refused, match="limiter_rate_min must be above 0 and below limiter_rate_max"):
         settings_from({"state_dir": str(tmp_path), "limiter_rate_min": 5.0, "limiter_rate_max": 5.0})
