@@ -6,8 +6,6 @@ Writes bench/RESULTS-peers.md. A peer that cannot be installed is named with wha
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -139,7 +137,7 @@ def report(found: dict[tuple[str, str], list[float]], missing: dict[str, str], b
     versions = ", ".join(f"{runner[3:-3]} {version}" for runner, version in environments.versions.items())
     lines = [
         HEAD.format(stick=told()),
-        f"- {os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        f"- {book.machine()}",
         f"- {versions}",
         f"- {time.strftime('%Y-%m-%d', time.gmtime())}, {rounds} rounds, machine {busy:.0f} % busy before the first",
         "",
