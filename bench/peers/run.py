@@ -79,7 +79,7 @@ stand in each peer's runner in `bench/peers`; a few were tried for each, not all
   before its job has succeeded. p50 and p99 are from the call to the checked value, one call in flight.
 - submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in
   it. Where a process is started, that job is {stick}.
-  For the rate Slurm's jobs are a shell script, ours and HyperQueue's that program. /bin/true, whose C library takes
+  For the rate, ours and HyperQueue's jobs are that program and Slurm's a shell script. /bin/true, whose C library takes
   0.3 to 0.9 ms of a processor to start on a virtual machine, is a row of its own.
 """
 

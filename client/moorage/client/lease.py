@@ -34,7 +34,7 @@ from moorage.client.durations import Duration, seconds
 from moorage.client.errors import NoAgent, NotPermitted, client_problem, error_of, rejected, timed_out
 from moorage.client.gpus import gpu_spec
 from moorage.schemas.errors import Refused
-from moorage.schemas.gpu import GpuSpec, format_token
+from moorage.schemas.gpu import GpuSpec, as_one_replica, format_token
 from moorage.worker.environment import child_environment
 from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
 from moorage.worker.leases.protocol import SOCKET_NAME
@@ -203,7 +203,7 @@ def _spec_of_one(gpu: GpuSpec | str | int) -> GpuSpec:
         f"a lease is for one host and has no replicas, but {replicas} replicas are asked for",
         field="$.gpu",
         found=str(gpu),
-        next=f"ask for {format_token(msgspec.structs.replace(spec, count=spec.count * replicas))}",
+        next=f"ask for {as_one_replica(spec, replicas)}",
     )
 
 

@@ -157,7 +157,7 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     rest = data[len(MAGIC) + len(line) + 1 :]
     if len(rest) != header.size_bytes or snapshot_digest(rest) != header.digest:
         found = f"{len(rest)} bytes"
-        raise _refused(f"{file} is damaged: its bytes are not those of its first line", another, found=found)
+        raise _refused(f"{file} is damaged: its bytes do not match the digest in its first line", another, found=found)
     if not rehash and trouble(header.digests, COMPUTED):
         raise _refused(
             f"{file} has digests of the hash {header.digests}, and this Python computes {COMPUTED}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -94,12 +95,16 @@ def ledger_url(file: Path | None = None) -> str | None:
 
 
 def scheduler_settings(
-    flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: SettingsFile = NO_FILE
+    flags: Mapping[str, Any],
+    env: Mapping[str, str] | None = None,
+    file: SettingsFile = NO_FILE,
+    flags_named: Mapping[str, str] | None = None,
 ) -> tuple[SchedulerSettings, dict[str, Found]]:
-    """Return the settings, and the source of each. Raises Refused with bad-settings."""
-    found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file)
+    """Return the settings, and the source of each; `flags_named` as in `settle`. Raises Refused with bad-settings."""
+    settled = partial(settle, SECTION, SchedulerSettings, flags=flags, env=env, file=file, flags_named=flags_named)
+    found = settled()
     if found["replicas"].value > 1:
-        found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file, defaults=CLUSTER_DEFAULTS)
+        found = settled(defaults=CLUSTER_DEFAULTS)
     file_of_url = found["ledger_url_file"]
     if file_of_url.source == str(file.path) and (os.environ if env is None else env).get(LEDGER_URL_VARIABLE):
         found["ledger_url_file"] = file_of_url._replace(value=None)  # the environment takes precedence over the file

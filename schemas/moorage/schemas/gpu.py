@@ -400,6 +400,12 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
     return text
 
 
+def as_one_replica(spec: GpuSpec, replicas: int) -> str:
+    """Return the token that asks for all GPUs of these replicas as one, or for as many as one replica may have."""
+    whole = min(spec.count * replicas, GPUS_PER_REPLICA_MAX)
+    return format_token(msgspec.structs.replace(spec, count=whole))
+
+
 def said_anew(spec: GpuSpec | None, token: str) -> GpuSpec | None:
     """A spec with what a token says in place of its own: count, models, memory, sharing. What no token can say stays:
     vendor, scheduling and the like. None where there is no spec, where the two do not go together, and where the token

@@ -231,14 +231,18 @@ def settle(
     env: Mapping[str, str] | None = None,
     file: SettingsFile = NO_FILE,
     defaults: Mapping[str, Any] | None = None,
+    flags_named: Mapping[str, str] | None = None,
 ) -> dict[str, Found]:
     """Every key of a section with its value, from the first of these that has it: flag, environment, file, default.
 
     `flags` and `defaults` are by key; a flag that is None was not given. `defaults` replace the declared ones.
+    `flags_named` has by key what errors call a flag, where it is not the service's own but as `--set jobs_max`.
     Raises Refused with bad-settings, naming the key, what was found and what is allowed.
     """
     env = os.environ if env is None else env
     keys = declared(section, struct)
+    for key, flag in (flags_named or {}).items():
+        keys[key] = keys[key]._replace(flag=flag)
     table = file.table(section)
     for name in table:
         if name in GONE_KEYS.get(section, ()):
@@ -409,7 +413,9 @@ def _example_of(one: Setting, source: str) -> str:
     word = shown(one, one.default)
     if word == "none":
         word = example(one).partition(" = ")[2].strip('"[]{ }').replace(" = ", "=").replace('"', "")
-    return f"{one.flag} {word}" if source == one.flag else f"{one.env}={word}"
+    if source == one.env or " " in one.flag:  # as --set jobs_max
+        return f"{source}={word}"
+    return f"{source} {word}"
 
 
 def example(one: Setting) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -355,11 +354,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
-        try:
-            _ = self.controller
-        except ValueError as error:
-            named = re.sub(r"^|(?<= )(?=(rate|capacity)_max\b)", "limiter_", str(error))
-            raise ValueError(named) from None
+        _ = self.controller  # checks itself
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
         for uid in self.lease_uids:

@@ -158,27 +158,26 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
     from moorage.client.errors import NoScheduler, NotPermitted
 
-    leads = Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
             fleet = await client.fleet()
     except (NotPermitted, NoScheduler):  # the leader has answered this user: here it is an account without the subject
-        yield leads
-        yield Check(
+        operator = Check(
             "operator",
             "ok",
             "this user is not shown the whole fleet: moorage fleet, drain and audit need an operator's key",
         )
     except TimeoutError:
-        yield leads
         why = f"the leader did not say within {ANSWER_S_MAX:g} s what the whole fleet has"
-        yield Check("operator", "warn", why, "ask again: moorage fleet")
+        operator = Check("operator", "warn", why, "ask again: moorage fleet")
     except MoorageError as error:
-        yield leads
-        yield failed("operator", error, "warn")
+        operator = failed("operator", error, "warn")
     else:
         for check in of_fleet(fleet):
             yield check
+        return
+    yield Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")
+    yield operator
 
 
 def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:

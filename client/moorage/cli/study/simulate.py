@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from moorage.scheduler.core.events import Order
     from moorage.scheduler.simulate.run import Simulated
     from moorage.scheduler.simulate.trace import SimHost, TraceJob
-    from moorage.schemas.errors import Refused
 
 PROGRESS_S: Final = 0.5
 ERASED: Final = "\r\x1b[K"
@@ -232,25 +230,6 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def _of_set(refused: Refused) -> Refused:
-    """Return the same refusal with this command's --set in place of the scheduler's own flags."""
-    import msgspec
-
-    from moorage.scheduler.core.config import Config
-    from moorage.schemas.errors import Refused
-    from moorage.schemas.settings import declared
-
-    told = refused.problem
-    texts = {"message": told.message, "found": told.found, "next": told.next}
-    for key, one in declared("scheduler", Config).items():
-        if key != "ranker":  # which has a flag of that name here, too
-            with_value = rf"(?<=for example ){one.flag} "
-            for name, text in texts.items():
-                text = re.sub(with_value, f"--set {key}=", text)
-                texts[name] = re.sub(rf"{one.flag}\b(?!-)", f"--set {key}", text)
-    return Refused(msgspec.structs.replace(told, **texts))
-
-
 def _simulate(
     name: str,
     title: str,
@@ -263,16 +242,16 @@ def _simulate(
     options: LocalOptions,
 ) -> int:
     from moorage.cli.framework.interrupts import raise_once
+    from moorage.scheduler.core.config import Config
     from moorage.scheduler.settings import scheduler_settings
     from moorage.scheduler.simulate.chart import Series, chart
     from moorage.scheduler.simulate.measures import write_jobs, write_timeline
     from moorage.scheduler.simulate.run import simulate as run_one
-    from moorage.schemas.errors import Refused
+    from moorage.schemas.settings import declared
 
-    try:
-        configs = [scheduler_settings(run, env={})[0] for run in runs]  # all are checked before the first is run
-    except Refused as refused:
-        raise _of_set(refused) from None
+    flags = {key: f"--set {key}" for key in declared("scheduler", Config) if key != "ranker"}  # --ranker is one here
+    # all are checked before the first is run
+    configs = [scheduler_settings(run, env={}, flags_named=flags)[0] for run in runs]
     series: list[Series] = []
     raise_once()
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):

@@ -21,11 +21,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import GpuSpec, format_token, parse_token
+from moorage.schemas.gpu import GpuSpec, as_one_replica, parse_token
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import open_folder
 from moorage.worker.environment import device_environment
@@ -251,6 +249,6 @@ def _problem_of(answer: protocol.Answer | None) -> Problem:
 def _spec_of(token: str) -> GpuSpec:
     replicas, spec = parse_token(token)
     if replicas != 1:
-        whole = format_token(msgspec.structs.replace(spec, count=spec.count * replicas))
-        raise ValueError(f"a lease is on one host and has no replicas: write {whole}, found {token!r}")
+        fix = as_one_replica(spec, replicas)
+        raise ValueError(f"a lease is on one host and has no replicas: write {fix}, found {token!r}")
     return spec

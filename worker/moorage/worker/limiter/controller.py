@@ -24,7 +24,7 @@ _CORRECTION_MAX: Final = 0.5
 class ControllerSettings(msgspec.Struct, frozen=True):
     """Settings of all controllers of a worker. Raises ValueError if a lower bound is above its upper one.
 
-    They are the worker's settings `limiter_rate_min` and so on, which say what each means.
+    They are the worker's settings `limiter_rate_min` and so on, which say what each means; errors call them so.
     """
 
     rate_min: float = 10.0
@@ -40,14 +40,18 @@ class ControllerSettings(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_min < self.rate_max:
-            raise ValueError(f"rate_min must be above 0 and below rate_max, found {self.rate_min} and {self.rate_max}")
+            raise ValueError(
+                "limiter_rate_min must be above 0 and below limiter_rate_max,"
+                f" found {self.rate_min} and {self.rate_max}"
+            )
         if not 0 <= self.capacity_min <= self.capacity_max:
             raise ValueError(
-                f"capacity_min must be at most capacity_max, found {self.capacity_min} and {self.capacity_max}"
+                "limiter_capacity_min must be at most limiter_capacity_max,"
+                f" found {self.capacity_min} and {self.capacity_max}"
             )
         for name in ("smoothing", "integral_decay"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be 0..1, found {getattr(self, name)}")
+                raise ValueError(f"limiter_{name} must be 0..1, found {getattr(self, name)}")
 
 
 class Refill(NamedTuple):
