@@ -340,6 +340,18 @@ def test_a_ranker_that_cannot_be_imported_is_the_only_setting_at_fault() -> None
     assert told.next == "give --ranker another value"
 
 
+@pytest.mark.parametrize("name", ["n" * 129, "one\nline"])
+def test_a_schedulers_name_fits_a_line(name: str) -> None:
+    with pytest.raises(Refused, match="name must be at most 128 printable characters"):
+        scheduler_settings({"name": name}, env={})
+    assert scheduler_settings({"name": "n" * 128}, env={})[0].name == "n" * 128
+
+
+@pytest.mark.parametrize("address", ["n07", "n07.rack-2.example", "10.0.0.7", "fe80::1%eth0", "2001:db8::7"])
+def test_an_address_is_a_name_or_a_number(address: str, tmp_path: Path) -> None:
+    assert worker_settings({"address": address, "interface": "eth0.100"}, tmp_path, env={})[0].address == address
+
+
 @pytest.mark.parametrize("sharers", [{"mps": 9}, {"time-slice": -1}, {"exclusive": 1}, {"mp": 1}])
 def test_sharers_are_within_what_a_mode_allows(tmp_path: Path, sharers: dict[str, int]) -> None:
     with pytest.raises(Refused, match="sharers_max must"):
@@ -359,9 +371,11 @@ def test_modes_that_a_device_is_kept_for_are_some_that_the_worker_offers(tmp_pat
     [
         ({"lease_gid": "4294967295"}, "lease_gid of .worker. must be a whole number, 0..4294967294"),
         ({"lease_uids": "0,-1"}, "lease_uids must be 0..4294967294, found -1"),
+        ({"address": "n07 n08"}, "address must match .*, found 'n07 n08'"),
+        ({"interface": "eth0,eth1/2"}, "interface must match .*, found 'eth0,eth1/2'"),
     ],
 )
-def test_users_and_groups_are_those_that_a_host_can_have(given: dict[str, str], why: str, tmp_path: Path) -> None:
+def test_what_a_host_cannot_have_is_refused(given: dict[str, str], why: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=why):
         worker_settings(given, tmp_path, env={})
 

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moorage.schemas.capabilities import Capabilities
@@ -206,3 +207,13 @@ async def test_a_state_folder_that_cannot_be_used_is_refused_by_its_name(
     with pytest.raises(Refused, match=f"the state folder {state} cannot be used: ") as refused:
         await start(settings_of(state, unique), nats_url)
     assert refused.value.problem.field == "$.state_dir"
+
+
+async def test_a_folder_of_jobs_folders_that_cannot_be_is_refused_at_the_start(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    settings = msgspec.structs.replace(settings_of(tmp_path / "state", unique), folder_dir=tmp_path / "file" / "jobs")
+    with pytest.raises(Refused, match="jobs cannot be used: Not a directory") as refused:
+        await start(settings, nats_url)
+    assert refused.value.problem.field == "$.folder_dir"

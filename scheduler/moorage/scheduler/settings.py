@@ -21,6 +21,7 @@ RECORD_VARIABLE: Final = "MOORAGE_RECORD"
 LEDGER_URL_FILE_VARIABLE: Final = "MOORAGE_LEDGER_URL_FILE"
 NATS_VARIABLE: Final = "MOORAGE_SCHEDULER_NATS"
 RECORDS_BETWEEN: Final = 50_000
+NAME_CHARS_MAX: Final = 128
 
 
 class SchedulerSettings(Config, frozen=True, kw_only=True):
@@ -63,6 +64,8 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
             maker_of(self.ranker)
         except ValueError as error:
             raise ValueError(f"ranker: {error}" if is_own(self.ranker) else str(error)) from None
+        if len(self.name) > NAME_CHARS_MAX or not self.name.isprintable():
+            raise ValueError(f"name must be at most {NAME_CHARS_MAX} printable characters, found {self.name[:80]!r}")
         if not is_prefix(self.prefix):
             raise ValueError(
                 f"prefix must be words of letters, digits, - and _, with dots between them, found {self.prefix!r}"

@@ -126,6 +126,9 @@ async def start(settings: WorkerSettings, target: Context | str | None, file: Se
     with used_as_state(settings.state_dir):
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = host_facts(settings.state_dir)
+    if settings.folder_dir is not None:
+        with _used_as("the folder of the jobs' folders", settings.folder_dir, "folder_dir", "--folder-dir"):
+            settings.folder_dir.mkdir(parents=True, exist_ok=True)
     hosts = simulated_of(settings)
     Policy.of(settings).check_host()
     drivers = find(settings.drivers, file, simulated=hosts is not None)
@@ -228,15 +231,21 @@ async def run(
 @contextlib.contextmanager
 def used_as_state(folder: Path) -> Iterator[None]:
     """Turn an error of the disk in the block into Refused, because the setting of the folder is at fault."""
+    with _used_as("the state folder", folder, "state_dir", "--state"):
+        yield
+
+
+@contextlib.contextmanager
+def _used_as(what: str, folder: Path, setting: str, flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise refuse(
             "failed-precondition",
-            f"the state folder {folder} cannot be used: {error.strerror or error}",
-            field="$.state_dir",
+            f"{what} {folder} cannot be used: {error.strerror or error}",
+            field=f"$.{setting}",
             found=str(error.filename or folder),
-            next="name a folder that this user may write to, on a disk with room: --state",
+            next=f"name a folder that this user may write to, on a disk with room: {flag}",
         ) from error
 
 

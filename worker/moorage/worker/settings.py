@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -32,6 +33,10 @@ IDLE_RECLAIM_S_MAX: Final = 366 * 86400
 #: seconds without use of its GPUs after which a job is frozen where the settings say no other number; 0 is never
 AUTO_FREEZE_S: Final[dict[Qos, int]] = {"low": 300, "medium": 300, "high": 300, "critical": 0}
 LEASE_UIDS_MAX: Final = 64
+#: a host's name, or its address in version 4 or 6, also with a zone: fe80::1%eth0
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
+#: a network interface: Linux's own bound
+_INTERFACE: Final = re.compile(r"[^\s/]{1,15}")
 #: most tenants in one setting
 TENANTS_MAX: Final = 1_000
 LOAD_S_DEFAULT: Final = 2.0
@@ -317,6 +322,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.worker is not None and not is_worker(self.worker):
             raise ValueError(f"id must match {WORKER.pattern}, found {self.worker[:80]!r}")
+        for name, form in (("address", _ADDRESS), ("interface", _INTERFACE)):
+            given = getattr(self, name)
+            if given is not None and not form.fullmatch(given):
+                raise ValueError(f"{name} must match {form.pattern}, found {given[:80]!r}")
         if len(self.labels) > LABELS_MAX:
             raise ValueError(f"labels may have at most {LABELS_MAX} keys, found {len(self.labels)}")
         for key in self.labels:
