@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from moorage.bus.connection import connect
 from moorage.bus.errors import Disconnected, NoResponders, RequestTimeout, TooManyWaiting
 from moorage.bus.inbox import DUE_SPARE, Answers, Mux, mux_frames, split_mux_reply
-from moorage.bus.outbox import Outbox
 from moorage.bus.transport import Delivery
 from tests.waiting import until
 
@@ -144,62 +143,3 @@ async def test_what_was_answered_is_not_remembered_until_its_time() -> None:
         answers.deliver(Delivery(answers.reply_subject(token), "", b""))
     assert len(answers._due) <= DUE_SPARE + 1
     answers.fail_all(Disconnected)
-
-
-class _Slow:
-    """A sender whose writes end when the test says so: shows what is gathered meanwhile."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[bytes]] = []
-        self.gate = asyncio.Event()
-
-    async def send(self, batch: object) -> int:
-        assert isinstance(batch, list)
-        self.batches.append([payload for _, payload, _ in batch])
-        await self.gate.wait()
-        return len(batch)
-
-
-async def test_the_outbox_gathers_while_a_write_is_in_flight() -> None:
-    sender = _Slow()
-    outbox = Outbox(sender)
-    outbox.put("s", b"1")
-    await until(lambda: sender.batches == [[b"1"]])
-    for i in range(2, 6):
-        outbox.put("s", b"%d" % i)
-    sender.gate.set()
-    await outbox.flush()
-    assert sender.batches == [[b"1"], [b"2", b"3", b"4", b"5"]]
-    assert (outbox.writes, outbox.sent, outbox.lost, outbox.waiting) == (2, 5, 0, 0)
-
-
-async def test_the_outbox_is_bounded_by_messages_and_bytes() -> None:
-    sender = _Slow()
-    outbox = Outbox(sender, bytes_max=100, messages_max=3)
-    outbox.put("s", b"first")
-    await until(lambda: sender.batches)
-    assert outbox.put("s", b"x" * 90)
-    assert not outbox.put("s", b"y" * 20)
-    assert outbox.put("s", b"1")
-    assert outbox.put("s", b"2")
-    assert not outbox.put("s", b"3")
-    assert outbox.refused == 2
-    sender.gate.set()
-    await outbox.close()
-    assert not outbox.put("s", b"late")
-    assert [len(batch) for batch in sender.batches] == [1, 3]
-
-
-async def test_the_outbox_delivers_over_a_real_connection_and_counts_what_is_lost(nats_url: str, unique: str) -> None:
-    async with await connect(nats_url, "a") as a:
-        heard: list[bytes] = []
-        await a.subscribe(unique, lambda delivery: heard.append(delivery.data))
-        outbox = Outbox(a)
-        for i in range(1_000):
-            assert outbox.put(unique, b"%d" % i)
-        await outbox.flush()
-        await until(lambda: heard == [b"%d" % i for i in range(1_000)])
-        assert outbox.writes == 1
-    outbox.put(unique, b"after close")
-    await outbox.flush()
-    assert outbox.lost == 1

@@ -1,1 +1,1 @@
-"""NATS as moorage uses it: one connection, its inboxes and outbox, raw JetStream, the embedded server, contexts."""
+"""NATS as moorage uses it: one connection, its inboxes, raw JetStream, the embedded server, contexts."""

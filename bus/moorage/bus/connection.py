@@ -298,9 +298,7 @@ class Connection(Link):
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                self.counters.link_errors += 1
             except Exception as error:  # whatever nats-py or the event loop makes of a dead socket: dial again
-                self.counters.link_errors += 1
                 self._report(HandlerFailed("a reconnect", error))
                 await asyncio.sleep(REFUSED_WAIT_S)
 
@@ -324,9 +322,7 @@ class Connection(Link):
     def _on_client_error(self, client: DirectClient, error: Exception) -> None:
         if found := _PERMISSION.search(str(error)):
             self._on_refused(PermissionRefused(*found.groups()))
-        elif isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
-            self.counters.link_errors += 1
-        else:
+        elif not isinstance(error, (nats.errors.Error, OSError, TimeoutError)):  # of the link: the client dials again
             self.counters.handler_failures += 1
             self._report(HandlerFailed("a subscription", error))
 

@@ -33,4 +33,3 @@ class Counters(msgspec.Struct):
     reconnects: int = 0
     permission_refusals: int = 0
     handler_failures: int = 0
-    link_errors: int = 0

@@ -41,7 +41,6 @@ class Progress:
         self._began_s = time.monotonic()
         self._accepted_ms: int | None = None
         self._changed_ms = 0
-        self._attempts_seen: dict[int, int] = {}
         self._offsets: dict[tuple[int, int, str], int] = {}
         self._at_line_start = True
         self._simulated = False
