@@ -22,7 +22,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 HEAD: Final = '''"""The SDK without `await`: `Client` and its objects, for scripts and services that have no event loop.
 
 Made by tools/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop
-with an `AsyncClient` in it; every call here passes a coroutine to that loop and waits for it.
+with an `AsyncClient` in it; every call here passes a coroutine to that loop and waits for it. The docstrings here are
+the first paragraphs of those of the asynchronous methods, which say the rest, such as the errors.
 """
 
 from __future__ import annotations
@@ -167,12 +168,12 @@ BODIES: Final[dict[str, str]] = {
         return self._lent(lending)
         """,
 }
-#: by class and member, what its docstring says beside the name of the asynchronous one
-NOTES: Final[dict[str, str]] = {
-    "AsyncClient.as_completed": ", but it yields the handles that were given",
-    "AsyncClient.lease": ", but the client must be open; `on_asked_back` is called in the private thread",
-    "AsyncClient.submit_many": "; the `jobs` of a `BatchRejected` are `SyncJob`s too",
-    "Job.result": "; `on_progress` is called in the private thread",
+#: by class and member, the sentences that its docstring has beside those of the asynchronous one
+NOTES: Final[dict[str, list[str]]] = {
+    "AsyncClient.as_completed": ["The handles are those that were given."],
+    "AsyncClient.lease": ["The client must be open; `on_asked_back` is called in the private thread."],
+    "AsyncClient.submit_many": ["The `jobs` of a `BatchRejected` are `SyncJob`s too."],
+    "Job.result": ["`on_progress` is called in the private thread."],
 }
 
 
@@ -192,16 +193,27 @@ def _class(twin: Twin) -> Iterator[str]:
             if isinstance(node, Function) and not node.name.startswith("_") and node.name not in twin.left_out:
                 is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
                 returned = _synced(_text(source, node.returns))
-                yield _property(twin.of, node.name, returned) if is_property else _method(twin.of, node, source)
+                if is_property:
+                    yield _property(twin.of, node.name, returned, node)
+                else:
+                    yield _method(twin.of, node, source)
 
 
-def _property(of: str, name: str, kind: str) -> str:
+def _property(of: str, name: str, kind: str, node: Function | None = None) -> str:
     value, returned = f"self._twin.{name}", kind
     if kind in HANDLES:
         returned = HANDLES[kind]
         value = f"{returned}(self._thread, {value})"
     head = f"    @property\n    def {name}(self) -> {returned}:\n"
-    return f'{head}        """Same as `{of}.{name}`."""\n        return {value}\n'
+    return head + textwrap.indent(f"{_doc(f'{of}.{name}', node)}\nreturn {value}\n", " " * 8)
+
+
+def _doc(member: str, node: Function | None) -> str:
+    """Return the docstring: what the first paragraph of the asynchronous member's says."""
+    said = (ast.get_docstring(node) or "").split("\n\n")[0] if node is not None else ""
+    said = " ".join([said or f"Same as `{member}`.", *NOTES.get(member, ())])
+    lines = textwrap.wrap(said, WIDTH - len('        """"""'))
+    return '"""' + "\n".join(lines) + ('\n"""' if len(lines) > 1 else '"""')
 
 
 def _method(of: str, node: Function, source: str) -> str:
@@ -215,9 +227,8 @@ def _method(of: str, node: Function, source: str) -> str:
     if len(body) > WIDTH - 8:
         body = f"{body.removesuffix(f'{call})')}\n    {call}\n)"
     body = textwrap.dedent(BODIES.get(member, body)).strip().replace("CALL", call)
-    doc = f'"""Same as `{member}`{NOTES.get(member, "")}."""'
     signature = _signature(node.name, list(_parameters(node.args, source)), _synced(returned))
-    return signature + "\n" + textwrap.indent(f"{doc}\n{body}\n", " " * 8)
+    return signature + "\n" + textwrap.indent(f"{_doc(member, node)}\n{body}\n", " " * 8)
 
 
 def _handled(returned: str, value: str) -> str:

@@ -174,7 +174,7 @@ def test_derivation_is_total_live_first_and_success_only_of_all() -> None:
         ({"epoch": 2}, "no epoch record"),
         ({"steps": [Op.MOVE, 99, 0, 0, 0, 0]}, "names no replica"),
         ({"steps": [Op.MOVE, 1, 3, 0, 0, 0]}, "names no replica"),
-        ({"steps": [Op.CLAIM, 1, 0, 0, 0, 0]}, "holds nothing"),
+        ({"steps": [Op.CLAIM, 1, 0, 0, 0, 0]}, "no worker has"),
         ({"steps": [Op.FREE, 1, 0, packed(9, 0), 0, 0]}, "does not linger"),
         ({"steps": [Op.QUARANTINE, 1, 0, packed(9, 0), 1, 0]}, "does not linger"),
         ({"steps": [77, 1, 0, 0, 0, 0]}, "does not know"),

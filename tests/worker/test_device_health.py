@@ -260,6 +260,23 @@ def test_what_is_known_outlives_the_agent_and_a_broken_file_says_nothing(tmp_pat
     assert watch(GpuPool(DEVICES), file).health.unwell(2.0) == []
 
 
+def test_health_that_could_not_be_stored_is_stored_by_the_next_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "state" / "devices.json"
+    seen = watch(GpuPool(DEVICES), file)
+    (tmp_path / "state").write_text("a file where the folder would be")
+    seen.happened(1, WATCHED, 1.0)
+    seen.seen([WELL] * 3, 2.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "said once"
+    (tmp_path / "state").unlink()
+    seen.seen([WELL] * 3, 3.0)
+    assert set(msgspec.json.decode(file.read_bytes())["devices"]) == {"nvidia/GPU-1"}
+    file.unlink()
+    seen.seen([WELL] * 3, 4.0)
+    assert not file.exists(), "nothing has changed"
+
+
 def test_who_is_there_from_outside_is_named_skipped_and_forgotten_when_it_leaves() -> None:
     pool = GpuPool(DEVICES)
     seen = watch(pool)

@@ -1,7 +1,8 @@
 """The SDK without `await`: `Client` and its objects, for scripts and services that have no event loop.
 
 Made by tools/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop
-with an `AsyncClient` in it; every call here passes a coroutine to that loop and waits for it.
+with an `AsyncClient` in it; every call here passes a coroutine to that loop and waits for it. The docstrings here are
+the first paragraphs of those of the asynchronous methods, which say the rest, such as the errors.
 """
 
 from __future__ import annotations
@@ -64,25 +65,25 @@ class SyncJob(Handle[Job]):
 
     @property
     def known_result(self) -> Result | None:
-        """Same as `Job.known_result`."""
+        """How the job ended, if this client has seen that; else None. Sends nothing and never raises."""
         return self._twin.known_result
 
     @property
     def tenant(self) -> str:
-        """Same as `Job.tenant`."""
+        """The job's tenant, which is the tenant of the client that made this handle."""
         return self._twin.tenant
 
     @property
     def gpu(self) -> str:
-        """Same as `Job.gpu`."""
+        """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this client has not seen it."""
         return self._twin.gpu
 
     def events(self, timeout: Duration | None = None) -> Iterator[Event]:
-        """Same as `Job.events`."""
+        """Yield the job's transitions from acceptance on, each once and in order. The iteration ends with the job."""
         return self._thread.iterate(self._twin.events(timeout))
 
     def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
-        """Same as `Job.steps`."""
+        """Yield the transitions of `events` one by one, as types for `match step: case Placed(worker=w): …`."""
         return self._thread.iterate(self._twin.steps(timeout))
 
     def logs(
@@ -94,33 +95,37 @@ class SyncJob(Handle[Job]):
         replica: int | None = None,
         attempt: int | None = None,
     ) -> Iterator[Piece]:
-        """Same as `Job.logs`."""
+        """Yield the job's output until the job ends: first the stored output, then the new output."""
         return self._thread.iterate(
             self._twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt)
         )
 
     def ports(self, replica: int = 0) -> dict[int, str]:
-        """Same as `Job.ports`."""
+        """Return the addresses of a running container of the job: `address:port` on the host, by the container's
+        port.
+        """
         return self._thread.call(self._twin.ports(replica))
 
     def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
-        """Same as `Job.result`; `on_progress` is called in the private thread."""
+        """Wait until the job ends, and return its result. `timeout` defaults to the client's `wait_timeout`.
+        `on_progress` is called in the private thread.
+        """
         return self._thread.call(self._twin.result(timeout, on_progress))
 
     def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """Same as `Job.cancel`."""
+        """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger."""
         return self._thread.call(self._twin.cancel(reason, by))
 
     def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
-        """Same as `Job.files`."""
+        """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""
         return self._thread.call(self._twin.files(into, path, replica=replica))
 
     def show(self) -> dict[str, Any]:
-        """Same as `Job.show`."""
+        """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`."""
         return self._thread.call(self._twin.show())
 
     def explain(self) -> dict[str, Any]:
-        """Same as `Job.explain`."""
+        """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
         return self._thread.call(self._twin.explain())
 
 
@@ -144,33 +149,33 @@ class SyncWatch(Handle[Watch]):
 
     @property
     def job(self) -> str:
-        """Same as `Watch.job`."""
+        """The id of the job."""
         return self._twin.job
 
     @property
     def state(self) -> str:
-        """Same as `Watch.state`."""
+        """The last state that was received."""
         return self._twin.state
 
     @property
     def driver(self) -> str:
-        """Same as `Watch.driver`."""
+        """The driver that runs the job; "" if it is not known yet, or if the job's request is no longer kept."""
         return self._twin.driver
 
     def result(self) -> Result:
-        """Same as `Watch.result`."""
+        """Return how the job ended. Call it only once the job has ended."""
         return self._twin.result()
 
     def open(self) -> None:
-        """Same as `Watch.open`."""
+        """Subscribe to the job's events, and to its output. Raises `NotPermitted`."""
         self._thread.call(self._twin.open())
 
     def close(self) -> None:
-        """Same as `Watch.close`."""
+        """Stop listening; the job goes on."""
         self._thread.call(self._twin.close())
 
     def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
-        """Same as `Watch.follow`."""
+        """Yield events and output until the job ends, for at most `timeout_s` seconds."""
         return self._thread.iterate(self._twin.follow(timeout_s))
 
 
@@ -208,30 +213,32 @@ class SyncLease(Handle["Lease"]):
         return self._twin.environment
 
     def child_environment(self) -> dict[str, str]:
-        """Same as `Lease.child_environment`."""
+        """Return the whole environment (`env`) for a child process that uses the devices."""
         return self._twin.child_environment()
 
     @property
     def device(self) -> str:
-        """Same as `Lease.device`."""
+        """The first device as PyTorch names it in this process: `cuda:3`, or `xpu:0`."""
         return self._twin.device
 
     @property
     def asked_back(self) -> AskedBack | None:
-        """Same as `Lease.asked_back`."""
+        """Why and until when the worker asks for the devices; None if it does not. After a loss the reason is
+        `agent-gone`.
+        """
         return self._twin.asked_back
 
     @property
     def lost(self) -> bool:
-        """Same as `Lease.lost`."""
+        """Whether the agent has stopped and the lease has ended with it. Other jobs may then get the devices."""
         return self._twin.lost
 
     def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
-        """Same as `Lease.wait_asked_back`."""
+        """Wait until the worker asks for the devices or the lease is lost. None: without a time limit."""
         return self._thread.call(self._twin.wait_asked_back(timeout))
 
     def give_back(self) -> None:
-        """Same as `Lease.give_back`."""
+        """Give the devices back; in a block, before it ends. Does nothing if they were given back or lost before."""
         self._thread.call(self._twin.give_back())
 
 
@@ -239,31 +246,33 @@ class SyncAdmin(Handle["Admin"]):
     """The orders of an operator, as `Admin`, without `await`."""
 
     def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """Same as `Admin.hold`."""
+        """Keep a job's waiting replicas from being placed; without `job`, the tenant's queue. Running ones go on."""
         return self._thread.call(self._twin.hold(job, why=why, tenant=tenant))
 
     def release(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """Same as `Admin.release`."""
+        """Undo `hold` of a job; without `job`, of the tenant's queue. Jobs that were held one by one stay on hold."""
         return self._thread.call(self._twin.release(job, why=why, tenant=tenant))
 
     def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
-        """Same as `Admin.release_worker`."""
+        """Return a worker's quarantined or unhealthy devices to use. The operator vouches that they are free and
+        well.
+        """
         return self._thread.call(self._twin.release_worker(worker, slots=slots, why=why))
 
     def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """Same as `Admin.requeue`."""
+        """End the job's running and placed replicas, and queue them for a new attempt. This costs no retry."""
         return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant))
 
     def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """Same as `Admin.freeze`."""
+        """Ask the workers to freeze a job's running replicas."""
         return self._thread.call(self._twin.freeze(job, why=why, tenant=tenant))
 
     def resume(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """Same as `Admin.resume`."""
+        """Undo `freeze`. The job is RUNNING again once its workers have reported it."""
         return self._thread.call(self._twin.resume(job, why=why, tenant=tenant))
 
     def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
-        """Same as `Admin.priority`."""
+        """Set a job's priority, 0..100. It replaces the priority of the request."""
         return self._thread.call(self._twin.priority(job, priority, why=why, tenant=tenant))
 
     def resize(
@@ -275,7 +284,7 @@ class SyncAdmin(Handle["Admin"]):
         why: str = "",
         tenant: str | None = None,
     ) -> Done:
-        """Same as `Admin.resize`."""
+        """Change a job's part of each shared GPU, for the GPUs that it has and for those that it gets later."""
         return self._thread.call(
             self._twin.resize(job, memory_mib=memory_mib, compute_percent=compute_percent, why=why, tenant=tenant)
         )
@@ -283,37 +292,37 @@ class SyncAdmin(Handle["Admin"]):
     def limit(
         self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:
-        """Same as `Admin.limit`."""
+        """Limit how many GPUs a tenant may lease at once, and how many jobs that have not ended it may have."""
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
 
     def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
-        """Same as `Admin.feature_level`."""
+        """Raise the ledger's feature level. `Rejected` unless at least `schedulers` answer and all of them know it."""
         return self._thread.call(self._twin.feature_level(level, schedulers=schedulers, why=why))
 
     def share(
         self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:
-        """Same as `Admin.share`."""
+        """Set a tenant's weight in the fair share, and how many GPUs it is guaranteed."""
         return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
 
     def tenants(self) -> list[TenantRow]:
-        """Same as `Admin.tenants`."""
+        """Return the tenants with jobs that have not ended, leases, holds, limits or shares."""
         return self._thread.call(self._twin.tenants())
 
     def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
-        """Same as `Admin.dead_letters`."""
+        """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all."""
         return self._thread.iterate(self._twin.dead_letters(tenant=tenant))
 
     def dead_letter(self, sequence: int) -> dict[str, Any]:
-        """Same as `Admin.dead_letter`."""
+        """Return a dead letter: its `problem`, and its `body` or, if that is not text, `data` in base64."""
         return self._thread.call(self._twin.dead_letter(sequence))
 
     def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
-        """Same as `Admin.resend`."""
+        """Submit a dead letter again for its tenant, under its job id. `body` replaces the request."""
         return self._thread.call(self._twin.resend(sequence, body=body, why=why))
 
     def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
-        """Same as `Admin.drop`."""
+        """Delete a dead letter for good. Raises `NotFound`."""
         return self._thread.call(self._twin.drop(sequence, why=why))
 
 
@@ -335,25 +344,25 @@ class Client(ClientBase):
         return self._twin.tenant
 
     def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Same as `AsyncClient.read`."""
+        """Return the data of `answer`."""
         return self._thread.call(self._twin.read(verb, arguments))
 
     def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """Same as `AsyncClient.answer`."""
+        """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame."""
         return self._thread.call(self._twin.answer(verb, arguments))
 
     def operate(self, verb: str, asked: Any = None) -> Answer:
-        """Same as `AsyncClient.operate`."""
+        """Send an operator's request that is answered with data, and return the whole answer frame."""
         return self._thread.call(self._twin.operate(verb, asked))
 
     def act(self, verb: str, act: Act) -> Done:
-        """Same as `AsyncClient.act`."""
+        """Send an operator's order (see `schemas.operate`). `admin` has a method for each, which raises the same."""
         return self._thread.call(self._twin.act(verb, act))
 
     def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
     ) -> SyncJob:
-        """Same as `AsyncClient.submit`."""
+        """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger."""
         return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, key, **fields)))
 
     def submit_handler(
@@ -364,7 +373,7 @@ class Client(ClientBase):
         key: str | None = None,
         **fields: Unpack[Fields],
     ) -> SyncJob:
-        """Same as `AsyncClient.submit_handler`."""
+        """Submit a call of the handler `name`, a function that a service offers (see `moorage.worker.embed`)."""
         return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
 
     def run(
@@ -375,13 +384,15 @@ class Client(ClientBase):
         timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
-        """Same as `AsyncClient.run`."""
+        """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`."""
         return self._thread.call(self._twin.run(what, gpu, key, timeout, **fields))
 
     def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
     ) -> list[SyncJob]:
-        """Same as `AsyncClient.submit_many`; the `jobs` of a `BatchRejected` are `SyncJob`s too."""
+        """Submit many requests in one frame (several beyond 10,000 requests or 900 KiB). Return jobs in request
+        order. The `jobs` of a `BatchRejected` are `SyncJob`s too.
+        """
         try:
             accepted = self._thread.call(self._twin.submit_many(many, gpu, **fields))
         except BatchRejected as refused:
@@ -390,7 +401,9 @@ class Client(ClientBase):
         return [SyncJob(self._thread, job) for job in accepted]
 
     def send_files(self, files: Paths) -> str:
-        """Same as `AsyncClient.send_files`."""
+        """Send files and folders into the tenant's bucket. Return their address, which a request can have as
+        `files`.
+        """
         return self._thread.call(self._twin.send_files(files))
 
     def request(
@@ -400,11 +413,11 @@ class Client(ClientBase):
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
-        """Same as `AsyncClient.request`."""
+        """Return the checked request that `submit` would send, with its job id. Raises `Rejected`."""
         return self._twin.request(what, gpu, key, fields)
 
     def job(self, id: str) -> SyncJob:
-        """Same as `AsyncClient.job`."""
+        """Return a handle on the job with this id; the scheduler is not asked. Raises `Rejected` for an invalid id."""
         return SyncJob(self._thread, self._twin.job(id))
 
     def watch(
@@ -417,27 +430,29 @@ class Client(ClientBase):
         replica: int | None = None,
         notes: bool = False,
     ) -> SyncWatch:
-        """Same as `AsyncClient.watch`."""
+        """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later."""
         watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica, notes=notes))
         return SyncWatch(self._thread, self._thread.call(watch))
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
-        """Same as `AsyncClient.as_completed`, but it yields the handles that were given."""
+        """Yield each of these jobs of this tenant once, when it ends; `job.result()` then returns at once. The
+        handles are those that were given.
+        """
         given = {job.id: job for job in handles(jobs, SyncJob)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], timeout)):
             yield given[over.id]
 
     def gather(self, *jobs: SyncJob, timeout: Duration | None = None) -> list[Result]:
-        """Same as `AsyncClient.gather`."""
+        """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given."""
         twins = [job._twin for job in handles(jobs, SyncJob)]
         return self._thread.call(self._twin.gather(*twins, timeout=timeout))
 
     def wait(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> list[Result]:
-        """Same as `AsyncClient.wait`."""
+        """Wait until all of these jobs of this tenant have ended. Return all results in the order given."""
         return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], timeout))
 
     def events(self) -> Iterator[Event]:
-        """Same as `AsyncClient.events`."""
+        """Yield every transition of the tenant's jobs from now on, without end."""
         return self._thread.iterate(self._twin.events())
 
     def plan(
@@ -451,15 +466,15 @@ class Client(ClientBase):
         share: Share | None = None,
         **fields: Unpack[Fields],
     ) -> Answer:
-        """Same as `AsyncClient.plan`."""
+        """Return what would happen to a request; nothing is submitted."""
         return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields))
 
     def first_possible(self, requests: Sequence[What]) -> Request:
-        """Same as `AsyncClient.first_possible`."""
+        """Return the first of these requests that some worker could run, now or later, checked and with its job id."""
         return self._thread.call(self._twin.first_possible(requests))
 
     def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
-        """Same as `AsyncClient.ls`."""
+        """Return the tenant's jobs, newest first (`jobs`), and their `counts` by state. `limit` is 1..1000."""
         return self._thread.call(self._twin.ls(states, limit))
 
     def lease(
@@ -471,21 +486,23 @@ class Client(ClientBase):
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> AbstractContextManager[SyncLease]:
-        """Same as `AsyncClient.lease`, but the client must be open; `on_asked_back` is called in the private thread."""
+        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`. The
+        client must be open; `on_asked_back` is called in the private thread.
+        """
         lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
         return self._lent(lending)
 
     @property
     def admin(self) -> SyncAdmin:
-        """Same as `AsyncClient.admin`."""
+        """The orders of an operator: hold, release, requeue, freeze, priority, limit, share and so on; see `Admin`."""
         return SyncAdmin(self._thread, self._twin.admin)
 
     def fleet(self) -> dict[str, Any]:
-        """Same as `AsyncClient.fleet`."""
+        """Return all workers by name, the free GPUs, and for each model the largest request that would start now."""
         return self._thread.call(self._twin.fleet())
 
     def audit(self) -> dict[str, Any]:
-        """Same as `AsyncClient.audit`."""
+        """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once."""
         return self._thread.call(self._twin.audit())
 
     def drain(
@@ -497,17 +514,17 @@ class Client(ClientBase):
         last: Duration | None = None,
         why: str = "",
     ) -> dict[str, Any]:
-        """Same as `AsyncClient.drain`."""
+        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`."""
         return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
     def cordon(self, worker: str) -> dict[str, Any]:
-        """Same as `AsyncClient.cordon`."""
+        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`."""
         return self._thread.call(self._twin.cordon(worker))
 
     def uncordon(self, worker: str) -> dict[str, Any]:
-        """Same as `AsyncClient.uncordon`."""
+        """Undo cordon or drain. Raises `NotFound`."""
         return self._thread.call(self._twin.uncordon(worker))
 
     def fleet_frames(self) -> Iterator[FleetFrame]:
-        """Same as `AsyncClient.fleet_frames`."""
+        """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
         return self._thread.iterate(self._twin.fleet_frames())

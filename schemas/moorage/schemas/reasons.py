@@ -66,7 +66,7 @@ RESTORED: Final = add(
     " not know may still run",
     ends=Ends.BY_ACT,
 )
-NO_WORKER: Final = add("no-worker", "no worker has joined", "start one: moorage worker", ends=Ends.NEVER)
+NO_WORKER: Final = add("no-worker", "no worker is connected", "start one: moorage worker", ends=Ends.NEVER)
 NOT_HEARD: Final = add("not-heard", "no worker that could run it has reported to this leader yet", ends=Ends.BY_ACT)
 DRIVER: Final = add(
     "driver",
@@ -83,7 +83,7 @@ RULES: Final = add(
 LABEL: Final = add(
     "label",
     "no remaining worker has all the labels that it requires",
-    "ask for labels of a worker that has its driver: moorage fleet --json shows them",
+    "ask for labels of a worker that offers the job's driver: moorage fleet --json shows them",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
@@ -106,7 +106,8 @@ VENDOR: Final = add(
 )
 MODE: Final = add(
     "mode",
-    "the remaining workers have only Apple's GPUs, and no driver gives these the mode that it asks for",
+    "it asks for gpu.mode (native or vm); the remaining workers have only Apple's GPUs, and no driver offers it there",
+    "leave gpu.mode out",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )

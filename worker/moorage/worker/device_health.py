@@ -86,7 +86,7 @@ class DeviceHealth:
         self._silent_s = [-1.0] * len(devices)
         self._probation_s = probation_s
         self.boot = boot
-        self.changed = False  # whether a record changed since the last `records`
+        self.changed = False  # whether a record changed; its reader sets it back once the records are stored
         self.well_n = 0  # number of the operator's latest order that was applied
         if past and past_boot != boot:
             for record in self._records:
@@ -194,7 +194,6 @@ class DeviceHealth:
         return known
 
     def records(self) -> dict[str, DeviceRecord]:
-        """Return the records to store, by device, without devices that have no past."""
-        self.changed = False
+        """Return the records to store, by device id, without those of devices on which nothing has happened."""
         empty = DeviceRecord()
         return {name: record for name, record in zip(self._ids, self._records, strict=True) if record != empty}

@@ -1,7 +1,7 @@
 """Apply the devices' health: in the pool, in a file for the next agent, and in the worker's frames.
 
-`device_health` judges the devices; this module carries that out. Only the unwell device is closed in the pool, and so
-is a device that a foreign process uses: placements there are refused, the host's other devices stay in use.
+`device_health` judges the devices; this module carries that out. An unwell device is closed in the pool; placements on
+a device that a foreign process uses are refused. The host's other devices stay in use.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class DeviceWatch:
         self.told: list[Unwell] = []
         self._pool = pool
         self._file = file
+        self._write_failed = False
         self._ours: frozenset[int] = frozenset()  # slots that this object has closed in the pool
         self._foreign: dict[int, str] = {}
         #: returns those of these pids that the slot's leases explain; by default all pids of a leased slot
@@ -131,6 +132,7 @@ class DeviceWatch:
         return reading.foreign(ours)
 
     def _write(self) -> None:
+        """Store the records; after a failure the next reading tries again."""
         if self._file is None:
             self.health.changed = False
             return
@@ -140,7 +142,11 @@ class DeviceWatch:
             fresh.write_bytes(msgspec.json.encode(_File(self.health.boot, self.health.records())))
             os.rename(fresh, self._file)
         except OSError as error:
-            log.error("the health of the devices cannot be stored, and is lost if the agent ends: %s", error)
+            if not self._write_failed:  # said once, not with each reading
+                log.error("the health of the devices cannot be stored, and is lost if the agent ends: %s", error)
+            self._write_failed = True
+        else:
+            self._write_failed = self.health.changed = False
 
 
 def _read(file: Path | None) -> _File | None:

@@ -130,7 +130,7 @@ class HandlerContext:
         return self._checkpoint.is_set()
 
     def wait_checkpoint(self, timeout_s: float) -> bool:
-        """Block this thread until `checkpoint_asked`, at most `timeout_s`. Return whether it is.
+        """Block this thread until a checkpoint is asked for, at most `timeout_s`. Return whether one was asked for.
 
         Not for async functions.
         """

@@ -149,7 +149,10 @@ class Members:
         return commands
 
     def next_deadline_s(self) -> float:
-        """Return when `Tick` is due: CLOCK_BOOTTIME seconds, infinity for never."""
+        """Return the CLOCK_BOOTTIME second at which the next `Tick` is due; infinity: never.
+
+        It is the earliest of the session's deadlines, the members' next probe, and the next time to send facts.
+        """
         session = self.session
         deadline_s = min(session.renew_at_s, session.join_at_s, session.over_at_s, self.table.next_probe_s())
         if session.phase == "live":

@@ -102,7 +102,7 @@ class FaultyNetwork:
 
     @property
     def is_reliable(self) -> bool:
-        """Whether each message arrives once and in order, if late, from now on."""
+        """Whether from now on each message arrives exactly once and in order, though perhaps late."""
         faults = self.faults
         chances = faults.drop or faults.duplicate or faults.reorder or faults.lose_ack
         return not (chances or self._groups or self._by_pair or +self._acks_to_lose)

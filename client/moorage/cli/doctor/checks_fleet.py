@@ -139,7 +139,7 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
         return Check(
             "queue",
             "warn",
-            f"the durable queue does not answer: {error}",
+            f"a test message to the durable queue got no answer: {error}",
             "a scheduler creates the durable queue: start a scheduler",
         )
     if is_cluster:

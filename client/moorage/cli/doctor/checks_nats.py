@@ -121,7 +121,7 @@ def _clock(info: dict[str, Any]) -> Check:
         return Check(
             "clock",
             "ok",
-            "this host's clock is not compared: this user may not ask for the server's time; a scheduler may",
+            "this host's clock is not compared with the server's: this user may not ask for that, a scheduler's may",
         )
     try:
         off_s = time.time() - wall_seconds(info["server"]["time"])
@@ -131,7 +131,7 @@ def _clock(info: dict[str, Any]) -> Check:
     found = f"this host's clock is {age(abs(off_s) * 1000)} {'ahead of' if off_s > 0 else 'behind'} the server's"
     if abs(off_s) > CLOCK_OFF_S_MAX:
         fix = "run chrony or ntpd: at a takeover the next leader computes deadlines from its host's clock"
-        return Check("clock", "warn", f"{found}; at most {CLOCK_OFF_S_MAX:g} s is allowed", fix)
+        return Check("clock", "warn", f"{found}; they may differ by at most {CLOCK_OFF_S_MAX:g} s", fix)
     return Check("clock", "ok", found)
 
 

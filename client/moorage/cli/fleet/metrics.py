@@ -52,7 +52,8 @@ def metrics(
     """What a monitor watches, in Prometheus's text format: once, or at an address to be scraped.
 
     GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's copies.
-    `moorage_up` is 0 while no leader answers. It needs an operator's key and the package prometheus-client.
+    With --listen, `moorage_up` is 0 while no leader answers; a single print fails then. --json changes nothing. It
+    needs an operator's key and the package prometheus-client.
     """
 
     def act() -> int:

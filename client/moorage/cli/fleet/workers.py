@@ -37,10 +37,10 @@ def fleet(
     worker: Annotated[str | None, Parameter(help="Only this worker, with the ids of each of its devices.")] = None,
     /,
     *,
-    watch: Annotated[bool, Parameter(help="Repeat with each frame of the leader, twice a second.")] = False,
+    watch: Annotated[bool, Parameter(help="Redraw twice a second; in a pipe, a line at each change.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """Workers, what is free, what fits now."""
+    """Workers, what is free, and (without --watch) how many jobs of each size fit now."""
 
     async def work(client: AsyncClient) -> int | None:
         if worker is not None:

@@ -49,7 +49,7 @@ def explain(
 ) -> int:
     """Say why a job waits, or what a code means.
 
-    A word that is a code is never taken for a job, except with --watch. Name a job called `gang` by a pattern: 'gang*'.
+    One word alone that is a code is taken for the code, except with --watch. For a job called gang write =gang.
     """
     if len(what) == 1 and not watch and (code := code_of(what[0])) is not None:
         fault = f" (fault: {code.fault})" if code.fault else ""

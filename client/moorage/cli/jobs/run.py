@@ -106,7 +106,7 @@ def logs(
     replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
     attempt: Annotated[
         int | None,
-        Parameter(help="Only this attempt, if its output is still kept; what is kept is printed, then the verb ends."),
+        Parameter(help="Print what is kept of this attempt, and exit with 0."),
     ] = None,
     no_follow: Annotated[
         bool, Parameter(help="Print what is kept now, do not wait for more, and exit with 0.")
@@ -116,9 +116,9 @@ def logs(
 ) -> int:
     """Print a job's output: first what is kept, then new output until the job has ended; exits with its code.
 
-    A worker keeps what the newest attempt of each replica wrote, up to a bound for each stream, and for some time after
-    the end. Its settings say how much and how long, and `moorage show` says until when. Each line of several replicas
-    begins with its replica, [0].
+    It shows the newest attempt of each replica; an earlier one has --attempt. A worker keeps the output of each attempt
+    up to a bound for each stream, and for some time after its end. Its settings say how much and how long, and
+    `moorage show` says until when. Each line of several replicas begins with its replica, [0].
     """
 
     async def work(client: AsyncClient) -> int | None:

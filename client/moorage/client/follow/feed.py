@@ -43,7 +43,7 @@ decode_events: Final[Decoder[Events]] = Decoder(Events, from_leader=True)
 
 
 class Listener(Protocol):
-    """A follower. Both methods run in the read path and may only enqueue."""
+    """Follows events. Both methods are called while the connection reads, so they only put the news into a queue."""
 
     def hear(self, event: Event) -> None: ...
 

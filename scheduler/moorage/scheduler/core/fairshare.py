@@ -67,10 +67,11 @@ def sharer_milli(mode: str, compute_percent: int) -> int:
 
 
 class Rates:
-    """The dominant resource of a shape over the capacity of the fleet, in thousandths of a GPU; cached by shape.
+    """What a shape counts in thousandths of a GPU, by the resource of which it takes the largest part of the fleet.
 
     A job that takes a tenth of all CPU counts like a tenth of all GPUs (Ghodsi et al., "Dominant Resource Fairness",
-    NSDI 2011). A sharer counts its share, at least 1 / (the most sharers).
+    NSDI 2011). A sharer counts its share of compute, at least 1 / (the most sharers of its mode); its share of the
+    GPU's memory does not count. Cached by shape.
     """
 
     def __init__(self, fleet: Fleet, known_max: int = RATES_MAX) -> None:

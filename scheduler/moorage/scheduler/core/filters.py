@@ -240,7 +240,9 @@ _IN_ORDER: Final = (
     Filter(reasons.VENDOR, "one device", _has_vendor, _vendors),
     Filter(
         reasons.MODE, "one device", _has_mode,
-        lambda shape, offers, names: "the remaining workers have only Apple's GPUs, and no driver gives these a mode",
+        lambda shape, offers, names: (
+            "it asks for gpu.mode; the remaining workers have only Apple's GPUs, and no driver offers it there"
+        ),
     ),
     Filter(
         reasons.PROFILE, "one device", _has_profile,

@@ -391,7 +391,8 @@ class Host:
     def replicas_of(self, shape: Shape, when: When) -> int:
         """Return how many replicas of a shape this host could hold at most.
 
-        `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left; `now`: beside what is there.
+        `when` is `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left, without closed
+        devices; or `now`: beside what runs there now.
         """
         fit = self.cls.fit(shape)
         if fit.reason:

@@ -57,7 +57,9 @@ _WORD: Final = b"tflops"
 
 @functools.lru_cache(FILES_KNOWN)
 def read_capacities(tflops_file: str) -> Mapping[str, float]:
-    """Return the table `[tflops]` of a file, which is read once; for "" the table of known models.
+    """Return the TFLOPS of GPU models: the table `[tflops]` of a file, in place of the built-in one, which "" means.
+
+    A file is read once in a process, at its first use.
 
     Raises Refused with bad-settings.
     """

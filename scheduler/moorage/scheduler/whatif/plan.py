@@ -138,7 +138,10 @@ decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
 
 
 def check_known(engine: Engine, asked: PlanAsk) -> None:
-    """Raise Refused if a worker to drain is unknown, or the ledger's feature level does not allow shares."""
+    """Raise Refused if a worker to drain is unknown.
+
+    Also if the question sets a tenant's weight or guaranteed GPUs, and the ledger's feature level is too low for that.
+    """
     if asked.share and engine.state.level < Share.LEVEL:
         raise Refused(level_problem("the share of a tenant", Share.LEVEL, engine.state.level))
     for worker in asked.drain:

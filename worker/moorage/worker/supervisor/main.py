@@ -38,7 +38,10 @@ TERM_GRACE_S: Final = 10.0
 
 
 def detach(state: Path) -> None:
-    """Continue in a child with a session of its own; the caller's process exits with 0, because the socket listens."""
+    """Go on in a child process with a session of its own; the calling process exits with 0.
+
+    Call it once the socket listens: a parent that waits for this process then knows that it can connect.
+    """
     if os.fork() != 0:
         os._exit(0)
     os.setsid()

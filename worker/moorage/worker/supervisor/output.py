@@ -50,7 +50,10 @@ def output_path(state: Path, key: str, stream: Stream) -> Path:
 
 
 def output_paths(state: Path, key: str) -> tuple[str, str]:
-    """Return both paths of a member, stdout and stderr, as text, because a start waits for them and `Path` is slow."""
+    """Return the paths of the files for a member's stdout and stderr.
+
+    They are text, because a start waits for them, and `Path` is slow.
+    """
     base = f"{state}/{OUTPUT_FOLDER}/{member_digest(key)}"
     return f"{base}.stdout", f"{base}.stderr"
 

@@ -65,7 +65,10 @@ class Outputs:
 
 
 class WantedFrames:
-    """Collects the placements, starts and ends for each worker; they follow from the members' state alone."""
+    """Collects what the ledger wants of each worker: placements, starts, ends, freezes, resizes, devices declared well.
+
+    All follows from the state, and from what the worker's own renewals report.
+    """
 
     def __init__(self, state: State, subjects: Subjects) -> None:
         self._state = state

@@ -123,7 +123,7 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
         if op in (_BACKOFF, _GANG):
             continue
         if op != _MOVE and held == _FREE_OF_DEVICES:
-            raise FoldError(f"step {op} of job {num}, replica {index}, which holds nothing")
+            raise FoldError(f"step {op} of job {num}, replica {index}, which no worker has")
         to = CLAIMED if op in (_CLAIM, _BEGIN) else RUNNING if op == _START else a
         if op == _FREEZE:
             legal = {now, to} == FREEZES

@@ -268,7 +268,7 @@ class FoldingSteps(Folding):
         member = replica.member
         if member is None:
             name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
-            raise FoldError(f"record {self.seq}: {Op(op).name} of {name}, which holds nothing")
+            raise FoldError(f"record {self.seq}: {Op(op).name} of {name}, which no worker has")
         return member
 
     def _lingering(self, job: Job, index: int, packed: int) -> Member:

@@ -1,8 +1,10 @@
-"""Runs the configured ranker, and replaces it by the plain one once it has raised or chosen what cannot be.
+"""Runs the configured ranker, and replaces it by the plain one once it has failed.
+
+It fails when it raises, is too slow, or chooses what cannot be. The last is seen only of a ranker of your own, whose
+choices are checked before the ledger has them; those of `rankers.RANKERS` are checked by the tests.
 
 A ranker that raised may have left its tables half written, so it makes no more choices; `ContainedEngine` makes a new
-one after a pause. The plain ranker needs only the fleet. The choices of a ranker of one's own are checked before the
-ledger has them, those of `rankers.RANKERS` are not: for them it is in the tests.
+one after a pause. The plain ranker needs only the fleet.
 """
 
 from __future__ import annotations
