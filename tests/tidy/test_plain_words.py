@@ -18,7 +18,7 @@ ROOMS_DONE: Final = ("schemas", "system", "bus", "client", "cli", "scheduler", "
 BANNED: Final = re.compile(r"\b(nobody|no one|somebody|someone|whoever|whomever|whom|in vain|let be)\b", re.IGNORECASE)
 #: how a function's docstring does not begin: it says `Return whether …`
 BEGINS: Final = "Whether "
-#: rooms whose comments are read too, and that keep to `FIELD_WORDS`, `DIALECT` and `SAYS_WHAT_IT_DOES` as well
+#: rooms whose comments are read too, and that keep to `FIELD_WORDS` and `DIALECT` as well
 ROOMS_WITH_COMMENTS: Final = ("scheduler", "worker", "client")
 #: constructions that were found again and again there. The words of the field take their place: a *term* of a leader,
 #: *reserved* or *excluded* hosts, to *scan* or *check*, an *effective priority*, *backfill*, *overdue*. A name in
@@ -37,7 +37,7 @@ DIALECT: Final = re.compile(
     r"|whose it is|who it is|look again|let go of)\b"
     r"|(?<![-\w])anew\b|\bRaises [^.]*\bfor what\b|^(As `|Who |Whom |Those |The same\b)|\bPure\."
 )
-#: how a function's docstring does not begin there: a verb says what it does or returns
+#: how a function's docstring does not begin: a verb says what it does or returns
 SAYS_WHAT_IT_DOES: Final = re.compile(r"(What|How|Who|Whom|Those|Whether|Why|When|As|Of|It|Its|That|None|Nothing)\b")
 
 
@@ -69,7 +69,7 @@ def test_comments_keep_to_plain_words() -> None:
 
 def test_docstrings_of_functions_begin_with_what_they_do() -> None:
     found, read = [], 0
-    for file in (file for room in ROOMS_WITH_COMMENTS for file in sources(room)):
+    for file in (file for room in ROOMS_DONE for file in sources(room)):
         for node in nodes(file):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_property(node):
                 continue
@@ -78,7 +78,7 @@ def test_docstrings_of_functions_begin_with_what_they_do() -> None:
             if SAYS_WHAT_IT_DOES.match(text):
                 found.append(f"{file.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
     assert found == []
-    assert read > 1000, "no docstrings were read"
+    assert read > 2000, "no docstrings were read"
 
 
 def test_docstrings_keep_to_plain_words() -> None:

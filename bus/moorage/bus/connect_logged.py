@@ -1,4 +1,4 @@
-"""Connect a service to NATS and log how its connection is doing: no server, refused, lost, back."""
+"""Connects a service to NATS and logs the state of its connection: no server, refused, lost, back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ REFUSED_MAX: Final = 16
 
 
 def log_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic) -> OnError:
-    """For `on_error` of a connection: log what the server refuses, as no caller waits for such an error."""
+    """Return a function for `on_error` of a connection, which logs what the server refuses: no caller waits for such an
+    error."""
     told: dict[str, float] = {}
 
     def on_error(error: BusError) -> None:
@@ -38,9 +39,9 @@ def log_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic)
 
 
 def log_states(log: logging.Logger, where: str, server_at: Callable[[], str] = lambda: "") -> Callable[[State], None]:
-    """For `on_state` of a connection: log when it is lost and when it is back, a line each.
+    """Return a function for `on_state` of a connection, which logs when the connection is lost and when it is back.
 
-    `server_at` is asked which server it came back to, where `where` names several.
+    If `where` names several servers, `server_at` is asked to which of them it came back.
     """
     lost_s: float | None = None
 
@@ -65,10 +66,8 @@ async def connect_logged(
     role: str = "",
     on_state: Callable[[State], None] | None = None,
 ) -> Connection:
-    """As `connect`, with its state in the log.
-
-    `role` follows the server's address there, which is shown without secrets.
-    """
+    """Connect as `connect` does, and log the connection's state. The log shows the server's address without secrets,
+    then `role`."""
     context = resolve(target)
     where = context.safe_url + role
     connection: Connection | None = None

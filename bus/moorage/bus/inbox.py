@@ -1,4 +1,4 @@
-"""Answers in: one standing inbox with numbered tokens, single or coalesced.
+"""Receives answers: one standing inbox, whose requests are numbered by tokens. One frame may have many answers.
 
 `Answers` is the table of awaited answers behind one inbox. `Mux` is the SDK's inbox: its reply subjects carry the
 marker `mux`, which tells the scheduler that it may answer all tokens of this inbox in one frame:
@@ -48,10 +48,11 @@ _decode_pairs = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 
 
 class _Waiting(msgspec.Struct, eq=False, gc=False):
-    """One awaited answer. Where `future` is for a list, `is_last` says after each reply whether it was the last; None
-    is for a single one.
+    """One awaited answer. If `future` is for a list, `is_last` tells of each reply whether it was the last; it is None
+    for a single answer.
 
-    Nothing that it names knows it, so that the garbage collector need not look at a thousand of them.
+    Nothing that it refers to refers back to it, so the garbage collector has no cycle to look for among a thousand of
+    them.
     """
 
     subject: str
@@ -102,7 +103,7 @@ class Answers:
         return token, entry.future
 
     def open_payload(self, subject: str, timeout_s: float) -> tuple[int, asyncio.Future[bytes]]:
-        """As `open`, for a single reply of which nothing but its payload is asked for."""
+        """Do the same as `open` for a single reply, but the future gets the payload alone."""
         token, entry = self._open(subject, timeout_s)
         return token, entry.future
 
@@ -128,7 +129,7 @@ class Answers:
             waiting.future.cancel()
 
     def deliver(self, delivery: Delivery) -> None:
-        """The handler of the subscription on `wildcard`."""
+        """Handle a message of the subscription on `wildcard`: give it to the request whose token its subject has."""
         tail = delivery.subject[self._prefix_chars :]
         if tail.isascii() and tail.isdigit() and len(tail) <= _TOKEN_DIGITS_MAX:
             self._answer(int(tail), delivery)
@@ -148,7 +149,8 @@ class Answers:
             self._fail(entry, error(entry.subject))
 
     def fail_subject(self, subject_lower: str, error: BusError) -> None:
-        """End the waits of the requests sent to this subject (compared in lower case), e.g. a refused permission."""
+        """End the waits of the requests that were sent to this subject (compared in lower case), as when a permission
+        is refused."""
         doomed = [token for token, entry in self._waiting.items() if entry.subject.lower() == subject_lower]
         for token in doomed:
             self._fail(self._waiting.pop(token), error)
@@ -193,7 +195,7 @@ class Answers:
                 self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, received))
 
     def _look_at(self, loop: asyncio.AbstractEventLoop, at_s: float, token: int) -> None:
-        """Look at that time of the loop's clock whether this token waits still."""
+        """Look at this time of the loop's clock whether this token still waits."""
         due = self._due
         heappush(due, (at_s, token))
         if at_s < self._timer_at_s:
@@ -208,7 +210,7 @@ class Answers:
         self._timer, self._timer_at_s = loop.call_at(at_s, self._expire, context=self._context), at_s
 
     def _expire(self) -> None:
-        """End the waits that are due, and set the timer for the next one that waits still."""
+        """End the waits that are due, and set the timer for the next one."""
         loop, due, waiting = asyncio.get_running_loop(), self._due, self._waiting
         self._timer, self._timer_at_s = None, math.inf
         now_s = loop.time() + CLOCK_S
@@ -278,7 +280,7 @@ class Mux:
 
     @classmethod
     async def open(cls, connection: InboxTransport, waiting_max: int = WAITING_MAX) -> Mux:
-        """Subscribe the inbox. Raises `PermissionRefused` where the user may not subscribe below its inbox prefix."""
+        """Subscribe the inbox. Raises `PermissionRefused` if the user may not subscribe below its inbox prefix."""
         answers = Answers(f"{new_inbox(connection.inbox_prefix)}.{MUX_MARKER}", waiting_max)
         mux = cls(connection, answers)
         mux._subscription = await connection.open_inbox(answers)
@@ -293,10 +295,10 @@ class Mux:
         return len(self._answers)
 
     def ask(self, subject: str, payload: bytes, timeout_s: float) -> tuple[int, Awaitable[bytes]]:
-        """Begin a `request`, sent at once if the connection allows it. For callers that send so many requests that one
-        more coroutine each would cost too much.
+        """Begin a `request`; it is sent at once if the connection allows it. Returns a token, and what to await now.
 
-        Returns a token and what to await, now. Where that raises anything, `abandon` the token.
+        For callers with so many requests that one more coroutine each would cost too much. If awaiting raises, call
+        `abandon` with the token.
         """
         asked = self._connection.ask(self._answers, subject, payload, timeout_s)
         return (0, self._exchange(subject, payload, timeout_s)) if asked is None else asked
@@ -327,7 +329,7 @@ class Mux:
 
 
 def split_mux_reply(reply: str) -> tuple[str, int] | None:
-    """`(inbox, token)` if this reply subject opted in to answers in one frame, else None."""
+    """Return `(inbox, token)` if this reply subject allows many answers in one frame, else None."""
     inbox, _, token = reply.rpartition(".")
     if not inbox.endswith(_MUX_END) or len(token) > _TOKEN_DIGITS_MAX or not (token.isascii() and token.isdigit()):
         return None
@@ -337,9 +339,10 @@ def split_mux_reply(reply: str) -> tuple[str, int] | None:
 def mux_frames(
     answers: Mapping[str, list[tuple[int, bytes]]], bytes_max: int = MUX_FRAME_BYTES_MAX
 ) -> Iterator[Outgoing]:
-    """Answers by inbox, as messages ready for `send`; one an inbox unless it would pass `bytes_max`.
+    """Return the answers as messages for `send`: one frame for each inbox, or several if it would be larger than
+    `bytes_max`.
 
-    One answer alone goes to its own subject, so that it needs no second decoding.
+    A single answer goes to its own subject, so that it need not be decoded twice.
     """
     for inbox, pairs in answers.items():
         for part in _split(pairs, bytes_max):

@@ -81,7 +81,8 @@ log = logging.getLogger("moorage.bus")
 
 
 class JetStream:
-    """The JetStream API behind one connection. `api_prefix` as `Context.api_prefix` gives it for domains."""
+    """The JetStream API behind one connection. `api_prefix` is that of `Context.api_prefix`, which differs for
+    domains."""
 
     def __init__(self, connection: Transport, api_prefix: str = "$JS.API") -> None:
         self._connection = connection
@@ -89,7 +90,7 @@ class JetStream:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a server to ask now."""
+        """Whether the connection has a server to ask now."""
         return self._connection.is_connected
 
     # -- streams ------------------------------------------------------------------------------------------------
@@ -100,11 +101,11 @@ class JetStream:
         may_update: frozenset[str] = frozenset(),
         first_seq: Callable[[], Awaitable[int]] | None = None,
     ) -> StreamInfo:
-        """Create the stream, or check that it is as `config` says (each key given, in the API's own names).
+        """Create the stream, or check that its settings are those of `config` (each key given, in the API's own names).
 
-        A setting that differs raises `StreamMismatch`, as a changed retention or bound can delete what is stored;
-        only the settings named in `may_update` are changed. `first_seq` is asked where a stream that has to be made
-        begins. Raises `JetStreamRefused` for what the server refuses.
+        A setting that differs raises `StreamMismatch`, because changing a retention or a bound can delete what is
+        stored; only the settings named in `may_update` are changed. If the stream has to be created, `first_seq` is
+        called for its first sequence. Raises `JetStreamRefused` for what the server refuses.
         """
         name = _stream_name(config["name"])
         found = await self._info(name, {})
@@ -140,10 +141,11 @@ class JetStream:
         bytes_min: int,
         first_seq: Callable[[], Awaitable[int]] | None = None,
     ) -> StreamInfo:
-        """As `ensure_stream`, with `max_bytes` as large as the server has room to reserve: a quarter, and so on, down
-        to `bytes_min` at the least. A stream that is there is never made smaller for want of room.
+        """Do the same as `ensure_stream`, but with a smaller `max_bytes` if the server cannot reserve that much: a
+        quarter of it, then a quarter of that, and at least `bytes_min`.
 
-        `config["max_bytes"]` is what is wanted, and one of `may_update`. Raises as `ensure_stream`.
+        An existing stream is never made smaller for want of room. `max_bytes` has to be in `config` and in
+        `may_update`. Raises as `ensure_stream`.
         """
         name, size = config["name"], config["max_bytes"]
         while True:
@@ -171,7 +173,8 @@ class JetStream:
                 return found
 
     async def stream_info(self, stream: str, subjects_filter: str = "", timeout_s: float = API_TIMEOUT_S) -> StreamInfo:
-        """State and settings; with a filter also the messages of each subject that matches (all pages of them)."""
+        """Return a stream's state and settings; with a filter, also the number of messages of each subject that
+        matches."""
         request: dict[str, Any] = {"subjects_filter": subjects_filter} if subjects_filter else {}
         info = await self._info(_stream_name(stream), request, timeout_s)
         if info is None:
@@ -179,8 +182,12 @@ class JetStream:
         return info
 
     async def purge(self, stream: str, *, subject: str = "", keep: int = 0, below_seq: int = 0) -> int:
-        """Delete messages and return how many: of `subject` (a filter; "" is all), all but the newest `keep`, or
-        those below `below_seq`. Never by sequence alone where the epoch must stay: give the subject."""
+        """Delete messages of `subject` (a filter; "" is all) and return how many. With `keep`, so many of the newest
+        stay; with `below_seq`, only messages below that sequence are deleted.
+
+        If a stream holds an epoch's message that must stay, name a subject that does not match it. Raises ValueError
+        for both `keep` and `below_seq`.
+        """
         if keep and below_seq:
             raise ValueError("keep and below_seq exclude each other")
         request: dict[str, Any] = {}
@@ -193,7 +200,7 @@ class JetStream:
         return (await self._do(f"STREAM.PURGE.{_stream_name(stream)}", request, f"purge stream {stream}")).purged
 
     async def delete_message(self, stream: str, seq: int) -> None:
-        """Delete one message, without overwriting its bytes. Refused where the stream says deny_delete."""
+        """Delete one message; its bytes are not overwritten. The server refuses this for a stream with deny_delete."""
         request = {"seq": seq, "no_erase": True}
         await self._do(f"STREAM.MSG.DELETE.{_stream_name(stream)}", request, f"delete message {seq} of stream {stream}")
 
@@ -209,10 +216,11 @@ class JetStream:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = APPEND_TIMEOUT_S,
     ) -> Ack | JsError:
-        """Publish one message and return the server's word on it; 503 (no JetStream behind the subject) is a JsError.
+        """Publish one message to a stream and return the server's answer: an `Ack`, or a `JsError` (503: no stream
+        takes the subject).
 
-        Only an `Ack` says where it stands. After a JsError, 10071 included, and after `RequestTimeout` or
-        `Disconnected`, it may still be stored. Raises `PayloadTooLarge`, `PermissionRefused`, `ConnectionClosed`, and
+        Only an `Ack` proves what was stored. After a JsError, even 10071, and after `RequestTimeout` or `Disconnected`,
+        the message may be stored all the same. Raises `PayloadTooLarge`, `PermissionRefused`, `ConnectionClosed`, and
         ValueError for a header that must never be sent.
         """
         if headers and not headers.keys() <= _FENCE and any(key.lower() == _FORBIDDEN_LOWER for key in headers):
@@ -226,11 +234,12 @@ class JetStream:
     # -- reading ------------------------------------------------------------------------------------------------
 
     async def get_message(self, stream: str, seq: int, timeout_s: float = API_TIMEOUT_S) -> StoredMessage | None:
-        """One message by sequence, read by the stream's leader: it sees every acknowledged one. None: not there now."""
+        """Return the message with this sequence, or None. The stream's leader reads it, so every acknowledged message
+        is seen."""
         return await self._get(stream, {"seq": seq}, timeout_s)
 
     async def get_last(self, stream: str, subject: str, timeout_s: float = API_TIMEOUT_S) -> StoredMessage | None:
-        """Return the last message of a subject, read by the stream's leader."""
+        """Return the last message of a subject, or None. The stream's leader reads it."""
         return await self._get(stream, {"last_by_subj": subject}, timeout_s)
 
     async def direct_get_batch(
@@ -242,11 +251,12 @@ class JetStream:
         batch: int = BATCH_MESSAGES_MAX,
         max_bytes: int = BATCH_BYTES,
     ) -> list[StoredMessage]:
-        """Up to `batch` messages (1..1000) from `seq` on, in order, of the subjects that match; [] if there is none.
+        """Return up to `batch` messages (1..1000) from `seq` on, in order, of the subjects that match; [] if there is
+        none.
 
-        Any replica may answer, so the newest messages can be missing. The stream needs `allow_direct`.
-        At least one message comes whatever its size; `max_bytes` ends the batch after it. Raises `JetStreamRefused`
-        (503: no such stream, or without `allow_direct`), `RequestTimeout`, `Disconnected`.
+        Any replica may answer, so the newest messages can be missing. The stream needs `allow_direct`. `max_bytes` ends
+        a batch, but at least one message comes, whatever its size. Raises `JetStreamRefused` (503: no such stream, or
+        without `allow_direct`), `RequestTimeout`, `Disconnected`.
         """
         if not 1 <= batch <= BATCH_MESSAGES_MAX:
             raise ValueError(f"batch is {batch}, must be 1..{BATCH_MESSAGES_MAX}")
@@ -277,12 +287,12 @@ class JetStream:
         on_gap: Callable[[int, int], None] | None = None,
         batch_bytes: int = BATCH_BYTES,
     ) -> AsyncIterator[StoredMessage]:
-        """Replay: the messages from `from_seq` on, in order, up to `to_seq`, or to the end as it was at the start.
+        """Yield the messages from `from_seq` on, in order, up to `to_seq`, or up to the end as it was at the start.
 
-        Without a filter every sequence must follow the one before; a jump calls `on_gap(expected, found)` or, without
-        it, raises `StreamGap`. So does an end before `to_seq` (found 0). Where a lagging replica ends too early, the
-        leader is asked for the next message. With a filter nothing can be checked, and the newest may be missing.
-        The next batch is read while the one before is being used.
+        Without a filter, every sequence must follow the one before. A jump calls `on_gap(expected, found)` or, without
+        it, raises `StreamGap`; so does an end before `to_seq` (found 0). If a lagging replica ends too early, the
+        leader is asked for the next message. With a filter nothing of this can be checked, and the newest messages may
+        be missing. The next batch is read while the one before is being used.
         """
         last_seq = (await self.stream_info(stream)).last_seq if to_seq is None else to_seq
         checked = subject_filter in ("", ">")
@@ -356,8 +366,10 @@ _FORBIDDEN_LOWER: Final = FORBIDDEN_HEADER.lower()
 
 
 def _is_end(delivery: Delivery) -> bool:
-    """The marker after a batch, or an error status. A stored message can never pass for one: the server writes
-    Nats-Sequence into each, behind whatever headers its publisher chose."""
+    """Return whether this is the end of a batch: its marker, or an error status.
+
+    A stored message never looks like one: the server adds Nats-Sequence to each, after the headers of its publisher.
+    """
     headers = delivery.headers
     return headers is None or "Nats-Sequence" not in headers
 
@@ -400,7 +412,7 @@ def _stream_name(name: str) -> str:
 
 
 def _same(found: object, wanted: object) -> bool:
-    """The server leaves out what is false, zero or empty."""
+    """Return whether a setting is as it must be. The server leaves out what is false, zero or empty."""
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(_same(found.get(key), value) for key, value in wanted.items())
     return found == wanted or (not found and not wanted)

@@ -1,4 +1,4 @@
-"""What JetStream answers, typed: acknowledgements, refusals, stored messages, stream information."""
+"""The answers of JetStream as types: acknowledgements, refusals, stored messages, stream information."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ A = TypeVar("A", bound=msgspec.Struct)
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The message is stored at `seq`. `duplicate`: its Nats-Msg-Id was known, and `seq` is that of the first one."""
+    """The message is stored at `seq`. If `duplicate` is set, its Nats-Msg-Id was known, and `seq` is that of the first
+    one."""
 
     stream: str
     seq: int
@@ -23,12 +24,12 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
 
 def wall_seconds(rfc3339: str) -> float:
-    """Return a time stamp of the server's as Unix time."""
+    """Return a time stamp of the server as seconds since 1970."""
     return datetime.fromisoformat(rfc3339).timestamp()
 
 
 class JsError(msgspec.Struct, frozen=True, gc=False):
-    """The server's refusal. Not proof that nothing was stored: see `err_code` in the ledger's rules."""
+    """A refusal of the server. It does not prove that nothing was stored: see `err_code` in the ledger's rules."""
 
     code: int
     err_code: int = 0
@@ -36,12 +37,13 @@ class JsError(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nobody_listens(self) -> bool:
-        """Whether no stream takes the subject: NATS's own "no responders", and no code of JetStream's."""
+        """Whether no stream takes the subject: this is NATS's own "no responders", without a code of JetStream."""
         return self.code == 503 and not self.err_code
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """`stored_at` is RFC 3339 by the server's clock. `headers` are those it was published with."""
+    """A message of a stream. `stored_at` is RFC 3339 by the server's clock. `headers` are those it was published
+    with."""
 
     stream: str
     subject: str
@@ -52,10 +54,11 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """`subjects`: messages by subject, only where a filter was given. `leader`: "" on a single server.
+    """The state and the settings of a stream.
 
-    `now` is the answering server's wall clock, RFC 3339; "" of a server that does not tell it. `lacking` names servers
-    whose copy is not up to date, as they are gone or catch up; "?" is one of which nothing is known.
+    `subjects`: messages by subject, only if a filter was given. `leader`: "" on a single server. `now` is the answering
+    server's wall clock, RFC 3339; "" if the server does not tell it. `lacking` names the servers whose copy is not up
+    to date, because they are gone or still catch up; "?" is a server of which nothing is known.
     """
 
     name: str
@@ -90,7 +93,8 @@ class _Cluster(msgspec.Struct):
     replicas: list[_Peer] = []
 
     def lacking(self, copies: int) -> frozenset[str]:
-        """The servers that a stream of so many copies has, beside its leader, and that do not keep up with it."""
+        """Return the servers, other than the leader, whose copy of the stream is not up to date; `copies` is how many
+        there should be."""
         behind = {peer.name for peer in self.replicas if peer.offline or not peer.current}
         return frozenset(behind | {"?"} if 1 + len(self.replicas) < copies else behind)
 
@@ -136,7 +140,7 @@ _decode_ack = msgspec.json.Decoder(AckAnswer).decode
 
 
 def read_ack(data: bytes) -> Ack | JsError:
-    """Decode the answer to an append; what is no answer of JetStream's is a JsError 0."""
+    """Return the decoded answer to an append. What is no answer of JetStream becomes a JsError with code 0."""
     try:
         answer = _decode_ack(data)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""What every connection is, over a real server or a simulated one: its state, its counters, the answers it awaits."""
+"""What every connection has, to a real server or to a simulated one: its state, its counters, the answers it awaits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OnError = Callable[[BusError], None]
 class Link:
     """The part of a connection that does not depend on what carries its messages.
 
-    `closed` is set once it is closed and stays so: by `close` alone, as a lost connection is always made again.
+    `closed` is set by `close` alone, and stays set: a lost connection is always made again.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Link:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Delivery:
-        """Send one message and wait for one answer, on this connection's own standing inbox.
+        """Send one message and wait for one answer, which comes to this connection's own standing inbox.
 
-        While disconnected it waits for the connection, within `timeout_s`. Raises `NoResponders`, `RequestTimeout`,
+        While disconnected, waits for the connection, within `timeout_s`. Raises `NoResponders`, `RequestTimeout`,
         `Disconnected` (sent, answer unknown), `PermissionRefused`, `PayloadTooLarge`, `BadSubject`, `TooManyWaiting`,
         `ConnectionClosed`.
         """
@@ -73,9 +73,9 @@ class Link:
     async def request_many(
         self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
     ) -> list[Delivery]:
-        """Send one message and gather answers up to and with the one for which `is_last` is true.
+        """Send one message and return its answers, up to the first for which `is_last` is true, that one included.
 
-        `idle_timeout_s` is the longest silence between two. Raises as `request`.
+        `idle_timeout_s` is the longest silence between two answers. Raises as `request`.
         """
         return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
 
@@ -88,9 +88,10 @@ class Link:
     # -- what carries the messages --------------------------------------------------------------------------------
 
     def after_read(self, call: Callable[[], None]) -> None:
-        """Call it, which may not raise, as soon as what came in with this message is handed over to the handlers.
+        """Call a function, which may not raise, once the handlers have had all messages that were read together with
+        this one.
 
-        Outside of a handler, or where messages come one by one: in the next turn of the loop.
+        Outside of a handler, or if messages come one by one, it is called in the next turn of the loop.
         """
         asyncio.get_running_loop().call_soon(call)
 
@@ -103,10 +104,10 @@ class Link:
     def ask(
         self, answers: Answers, subject: str, payload: bytes, timeout_s: float
     ) -> tuple[int, asyncio.Future[bytes]] | None:
-        """Publish at once, for one answer of which the payload is asked for; returns its token and its future.
+        """Publish a request now, without waiting. Returns its token and the future of its answer's payload.
 
-        None where it would have to wait first, or where anything stands against it: `exchange` waits, and knows what.
-        A caller that stops waiting abandons the token. Raises `TooManyWaiting`.
+        Returns None if it cannot be sent at once, for any reason: call `exchange` then, which waits or raises the
+        error. A caller that stops waiting calls `abandon` with the token. Raises `TooManyWaiting`.
         """
         return None
 
@@ -119,7 +120,7 @@ class Link:
         headers: Mapping[str, str] | None,
         is_last: Callable[[Delivery], bool] | None,
     ) -> list[Delivery]:
-        """The body of every request: publish with a numbered reply subject, await the future behind the number."""
+        """Do what every request does: publish with a numbered reply subject, and await the future of that number."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -128,7 +129,7 @@ class Link:
     # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
 
     async def open_inbox(self, answers: Answers) -> Subscribed:
-        """Route the replies of `answers` to it and fail its waits with this connection."""
+        """Subscribe the inbox of `answers`, and end its waits with an error when this connection is lost."""
         subscription = await self.subscribe(answers.wildcard, answers.deliver)
         self._tables.append(answers)
         return subscription
@@ -142,7 +143,7 @@ class Link:
     # -- within -------------------------------------------------------------------------------------------------
 
     async def _await_connected(self, subject: str, timeout_s: float) -> float:
-        """Wait for the connection; returns what is left of `timeout_s`."""
+        """Wait until connected. Returns what is left of `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
@@ -153,7 +154,7 @@ class Link:
         return max(deadline - loop.time(), 0.001)
 
     def _lost(self) -> None:
-        """What is awaited fails at once as `Disconnected`."""
+        """End everything that is awaited, with `Disconnected`."""
         self._connected.clear()
         for table in self._tables:
             table.fail_all(Disconnected)

@@ -16,7 +16,7 @@ LATE: Final = ("aiohttp", "multidict")
 
 
 class _Late(importlib.abc.MetaPathFinder):
-    """Hides what is imported later from the imports of this thread, and of no other."""
+    """Hides modules from imports of this thread alone, so that they are imported only when they are needed."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def load_web_sockets() -> None:
-    """Let nats-py dial ws:// and wss://, where aiohttp is installed; where it is not, nats-py says so."""
+    """Import aiohttp, so that nats-py can connect to ws:// and wss://. If it is not installed, nats-py says so."""
     transport: Any = nats.aio.transport
     for name in LATE:
         try:

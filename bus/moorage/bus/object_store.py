@@ -1,7 +1,7 @@
-"""One bucket of NATS' object store (ADR-20), so that `nats object get` and any client's object store read it too.
+"""One bucket of NATS' object store (ADR-20), which `nats object get` and the object store of any client can read, too.
 
-A large object passes through in pieces: neither side ever holds it whole. What is written is there for readers once its
-description is acknowledged, which comes last; pieces without a description are removed, or go with the bucket's age.
+A large object passes through in pieces: neither side ever holds it whole. Readers see an object once its description is
+acknowledged, which is written last. Pieces without a description are removed, or go with the bucket's age.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ FILES_BUCKET_BYTES: Final = 4 << 30
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """What ADR-20 keeps of an object, as far as a reader needs it, with the place and time of its description."""
+    """The description of an object (ADR-20), as far as readers need it, and where and when that description was
+    stored."""
 
     nuid: str
     size: int = 0
@@ -56,8 +57,8 @@ _decode_info: Final = msgspec.json.Decoder(ObjectInfo).decode
 
 
 class ObjectStore:
-    """A bucket. One that is missing is made with `config`, keys of a JetStream stream with `max_bytes` among them,
-    where the user may do that."""
+    """A bucket. If it does not exist, it is made with `config` (keys of a JetStream stream, `max_bytes` among them), if
+    the user may."""
 
     def __init__(self, jetstream: JetStream, bucket: str, config: Mapping[str, Any]) -> None:
         self._jetstream = jetstream
@@ -66,7 +67,7 @@ class ObjectStore:
         self._stream = f"OBJ_{bucket}"
 
     async def find(self, name: str) -> ObjectInfo | None:
-        """Return the description of an object that is there in whole; None where it is not. Raises BusError."""
+        """Return the description of an object, or None if there is no complete object of that name. Raises BusError."""
         try:
             kept = await self._jetstream.get_last(self._stream, self._described(name))
         except JetStreamRefused as error:
@@ -88,9 +89,10 @@ class ObjectStore:
     async def put(
         self, name: str, pieces: Iterable[bytes], headers: Mapping[str, str], on_bytes: Callable[[int], None]
     ) -> None:
-        """Store what `pieces` gives in order, and return once all is acknowledged; one of that name is replaced.
+        """Store the pieces in order, and return once all are acknowledged. An object of that name is replaced.
 
-        `on_bytes` gets how much was acknowledged so far. Raises BusError; then nothing of it stays.
+        `on_bytes` is called with the number of bytes acknowledged so far. Raises BusError; then nothing of the object
+        stays.
         """
         nuid = secrets.token_hex(11)
         subject = self._pieces(nuid)
@@ -136,7 +138,7 @@ class ObjectStore:
             raise
 
     async def get(self, info: ObjectInfo) -> AsyncIterator[bytes]:
-        """Yield the pieces of an object that `find` found. Raises BusError: StreamGap where some are missing."""
+        """Yield the pieces of an object that `find` has found. Raises BusError: StreamGap if pieces are missing."""
         digest, size = hashlib.sha256(), 0
         if info.chunks:
             async for piece in self._jetstream.read_range(self._stream, self._pieces(info.nuid), to_seq=info.seq):
@@ -184,7 +186,8 @@ class ObjectStore:
 
 
 def files_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:
-    """Return the tenant's bucket for files that its jobs bring and leave; in one that is full the oldest go first."""
+    """Return the bucket for the files that a tenant's jobs bring and leave. If it is full, the oldest files go
+    first."""
     config = {
         "description": "files that jobs of moorage bring and leave",
         "discard": "old",
@@ -195,7 +198,7 @@ def files_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> Object
 
 
 def _of_size(pieces: Iterable[bytes]) -> Iterable[bytes]:
-    """The same bytes in pieces of `CHUNK_BYTES`, the first of `FIRST_BYTES`."""
+    """Yield the same bytes in pieces of `CHUNK_BYTES`; the first has `FIRST_BYTES`."""
     left, size = bytearray(), FIRST_BYTES
     for piece in pieces:
         left += piece

@@ -1,4 +1,5 @@
-"""Plain messages, as they stand in what was read of a connection, for the handlers of their subscriptions."""
+"""Finds plain messages in the data that was read from a connection, and gives them to the handlers of their
+subscriptions."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ _PART_BYTES_MAX: Final = 64 * 1024
 def hand_out(
     data: bytes, part: bytearray, handler_of: Callable[[int], Handler | None]
 ) -> tuple[bytes, Exception | None]:
-    """Give messages to our handlers, up to the first one without a handler or whose handler fails.
+    """Give messages to their handlers, up to the first message without a handler or whose handler fails. Returns the
+    rest.
 
-    `part` is of a message whose end was not read yet. Returns what is left.
+    `part` is the beginning of a message whose end has not been read yet.
     """
     if part:
         data = bytes(part) + data

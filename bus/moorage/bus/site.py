@@ -1,13 +1,13 @@
-"""The configuration of nats-server for a site: its accounts, users and permissions, and a file for each server.
+"""Makes the configuration of nats-server for a site: its accounts, users and permissions, and a file for each server.
 
-Text alone: who has which key is `identities`' affair, and which file is written where the command's. The rights come
-from `schemas.roles`, so from the table of subjects.
+It makes text alone: `identities` makes the keys, and the command writes the files. The rights come from
+`schemas.roles`, and so from the table of subjects.
 
-Three layouts come of two choices. *One server or a cluster*: with more than one, submitters have the endpoint and no
-right on the durable queue, since on a replicated stream of server 2.14 and 2.15 one publish with a false header stops
-the queue for good (ledger-rules H17). *Accounts per tenant or one for all*: in an account of its own a submitter can
-name no other tenant's subject as its reply subject, whatever service answers; in the users' account the server itself
-would answer there, and so the queue and the results of functions are not for submitters (H37).
+Two choices give three layouts. *One server or a cluster*: in a cluster, submitters have the endpoint and no right on
+the durable queue, because on a replicated stream of server 2.14 and 2.15 one publish with a wrong header stops the
+queue for good (ledger-rules H17). *An account for each tenant, or one for all*: in an account of its own, a submitter
+can name no other tenant's subject as its reply subject, whatever service answers. In the users' account the server
+itself would answer there, so the queue and the results of functions are not for submitters there (H37).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ORGANISATION: Final = "moorage"
 
 
 class Identity(NamedTuple):
-    """A user by role and name; `key` names its files."""
+    """A user: its role and name. `key` is the name of its files."""
 
     role: Role | Literal["ledger"]
     name: str
@@ -47,17 +47,18 @@ class Identity(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """Of its certificate, as the server writes it (RFC 2253)."""
+        """The subject of its certificate, as the server writes it (RFC 2253)."""
         return f"CN={self.name},OU={self.role},O={ORGANISATION}"
 
     @property
     def variable(self) -> str:
-        """Of the server's environment, with its password."""
+        """The variable with its password, in the server's environment."""
         return f"{self.role}_{self.name}_PASSWORD".upper().replace("-", "_")
 
 
 class Server(NamedTuple):
-    """Where clients and other servers find one nats-server: a name, or an address of either kind without brackets."""
+    """The address at which clients and other servers find a nats-server: a name, or an address of IPv4 or IPv6 without
+    brackets."""
 
     host: str
     port: int = PORT_DEFAULT
@@ -133,7 +134,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identities(self) -> list[Identity]:
-        """Every user, those of the ledger's account last."""
+        """All users, those of the ledger's account last."""
         found = [Identity("submitter", name) for name in self.tenants]
         found += [Identity("worker", name) for name in self.workers]
         found += [Identity("scheduler", name) for name in self.schedulers]
@@ -142,7 +143,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return found + [Identity("ledger", name) for name in self.schedulers]
 
     def rights_of(self, identity: Identity) -> Rights | None:
-        """What a user may do; None in the ledger's account, which is the schedulers' own."""
+        """Return what a user may do; None for a user of the ledger's account, which only schedulers use."""
         if identity.role == "ledger":
             return None
         results_of = self.tenants if self.results else ()
@@ -162,7 +163,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def accounts(site: Site, credentials: dict[Identity, str]) -> str:
-    """`accounts.conf`: every account with its users. `credentials` are public keys for nkey; nothing here is secret."""
+    """Return `accounts.conf`: every account with its users. `credentials` are the public keys of nkeys. Nothing in it
+    is secret."""
     by_account: dict[str, list[Identity]] = {}
     for identity in site.identities:
         by_account.setdefault(site.account_of(identity), []).append(identity)
@@ -215,7 +217,8 @@ def _wrapped(subjects: Iterable[str]) -> list[str]:
 
 
 def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]:
-    """What the users' account exports to each tenant's, and what that imports: its rights, and nothing else."""
+    """Return what the users' account exports to each tenant's account, and what that imports: the tenant's rights and
+    nothing else."""
     exports: list[str] = []
     imports: dict[str, list[str]] = {}
     if site.shared:
@@ -288,12 +291,12 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
 
 
 def server_name(site: Site, at: int) -> str:
-    """Of the file of server number `at`."""
+    """Return the name of the configuration file of server number `at`."""
     return f"server-{at + 1}.conf" if site.clustered else "server.conf"
 
 
 def shipped() -> dict[str, dict[str, str]]:
-    """What stands in `deploy/nats`: folders of files for names made up, with no key in any of them."""
+    """Return the content of `deploy/nats`: folders of configuration files for invented names, without any key."""
     plain = Site(
         tenants=("vision", "speech"),
         workers=("n01", "n02"),

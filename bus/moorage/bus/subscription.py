@@ -1,4 +1,4 @@
-"""One standing subscription over the nats-py clients that come and go below it."""
+"""One standing subscription, which outlives the nats-py clients below it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Forget = Callable[["Subscription"], Awaitable[None]]
 
 
 class Subscription:
-    """A standing subscription; survives reconnects, as `start` puts it on each new client.
+    """A standing subscription. It survives reconnects, because `start` puts it on each new client.
 
-    `client` is the one it is on now. `forget` is called to end it. `refused` says why a server did not let it be.
+    `client` is the one it is on now. `forget` is called to end it. `refused` says why a server refused it.
     """
 
     __slots__ = ("_forget", "_nats", "client", "handler", "queue", "refused", "subject")
@@ -32,7 +32,7 @@ class Subscription:
         self.refused: PermissionRefused | None = None
 
     async def unsubscribe(self) -> None:
-        """Stop: nothing more is handed to it."""
+        """End the subscription: its handler gets no more messages."""
         await self._forget(self)
 
     async def start(self, client: Client) -> None:

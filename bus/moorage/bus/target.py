@@ -1,4 +1,4 @@
-"""Finds the server of a command that names none: the nats context, NATS_URL, or the `moorage up` of this folder."""
+"""Finds the server for a command that names none: by the nats context, NATS_URL, or the `moorage up` of this folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _UP_BYTES_MAX: Final = 64 * 1024
 
 
 class Up(msgspec.Struct, frozen=True):
-    """What `moorage up` leaves in its folder for other commands. No secret is in it.
+    """What `moorage up` writes into its folder for other commands. It has no secret.
 
-    `pid` and `started_ticks` (field 22 of /proc/<pid>/stat, proc(5)) name the process for as long as it lives.
-    `simulate` is the fleet's word, "" for a real worker; `children` are pids by what they run.
+    `pid` and `started_ticks` (field 22 of /proc/<pid>/stat, proc(5)) name the process as long as it lives. `simulate`
+    is the simulated fleet as given, "" for a real worker; `children` are the pids of what it runs.
     """
 
     url: str
@@ -36,13 +36,13 @@ class Up(msgspec.Struct, frozen=True):
 
 
 def home(data: Path | None = None, env: Mapping[str, str] | None = None) -> Path:
-    """Return the data folder of `moorage up`: the one given, else $MOORAGE_HOME, else ./.moorage."""
+    """Return the data folder of `moorage up`: `data` if given, else $MOORAGE_HOME, else ./.moorage."""
     env = os.environ if env is None else env
     return Path(data or env.get(HOME_VARIABLE) or HOME_DEFAULT).absolute()
 
 
 def read_up(folder: Path) -> Up | None:
-    """Return the `moorage up` that runs on this folder now; None where none does."""
+    """Return the `moorage up` that runs on this folder now, or None."""
     try:
         with open(folder / UP_FILE, "rb") as file:
             up = msgspec.json.decode(file.read(_UP_BYTES_MAX), type=Up)
@@ -52,7 +52,7 @@ def read_up(folder: Path) -> Up | None:
 
 
 def started_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where there is none (a pid alone is used again)."""
+    """Return when a process was started, in clock ticks since boot; 0 if there is none. A pid alone is used again."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read(4096).rpartition(b")")[2].split()[19])
@@ -61,7 +61,11 @@ def started_ticks(pid: int) -> int:
 
 
 def find_context(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
-    """`bus.contexts.resolve`, and where nothing is said at all the `moorage up` of this folder. Raises `BadContext`."""
+    """Return the context to use, as `bus.contexts.resolve`. If nothing names a server, that of the `moorage up` of this
+    folder.
+
+    Raises `BadContext`.
+    """
     context = resolve(target, env)
     if context.source != "default":
         return context

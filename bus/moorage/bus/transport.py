@@ -1,6 +1,6 @@
-"""The transport as the rest of moorage sees it: a few methods, so that another one can take its place.
+"""The transport as the rest of moorage sees it: a few methods, so that another transport can take its place.
 
-`connection.Connection` is the one over nats-py; a simulated twin has the same surface. Nothing here imports nats.
+`connection.Connection` is the one over nats-py; the simulated one has the same methods. Nothing here imports nats.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Subscribed(Protocol):
 
     @property
     def refused(self) -> PermissionRefused | None:
-        """Why the server did not let it be."""
+        """Why the server refused it; None if it did not."""
 
     async def unsubscribe(self) -> None: ...
 
 
 class Transport(Protocol):
-    """What the shells and the SDK need of NATS."""
+    """What services and the SDK need of NATS."""
 
     @property
     def inbox_prefix(self) -> str: ...

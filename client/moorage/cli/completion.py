@@ -50,7 +50,8 @@ def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell reads it.")],
     /,
 ) -> int:
-    """A script that completes verbs, options, jobs and workers in your shell; the last two are asked for at a Tab."""
+    """Print a script that completes verbs, options, jobs and workers in your shell; it asks the scheduler for jobs and
+    workers when you press Tab."""
     tell({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]())
     return 0
 
@@ -73,7 +74,7 @@ def _asks(verb: Verb) -> str:
 
 
 def _choices(verb: Verb) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What may follow: behind an option of few values, or behind the verb itself."""
+    """Return the values that may follow: those of an option that has few, or else those of the verb itself."""
     for one in arguments_of(verb.load()):
         if one.choices:
             for name in one.names or ("",):
@@ -83,7 +84,7 @@ def _choices(verb: Verb) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _cases(quoted: bool) -> tuple[str, str]:
-    """Return the branches of a shell's case: what stands behind options of few values, and each verb's options."""
+    """Return the branches of the shell's `case`: the values of options that have few, and the options of each verb."""
     choices, options = [], []
     for verb in all_verbs().values():
         for option, values in _choices(verb):

@@ -1,4 +1,5 @@
-"""Verbs as other tools say them (Slurm, PBS, Kubernetes, Docker, a shell): a wrong word is answered with ours."""
+"""Words of other tools (Slurm, PBS, Kubernetes, Docker, a shell) and the verbs of moorage that do the same: the answer
+to an unknown verb."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What `--help` and `moorage help` print: made from the table of verbs and from each verb's own signature."""
+"""Makes what `--help` and `moorage help` print, from the table of verbs and from each verb's signature."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def help(
     of: Annotated[str | None, Parameter(help="The second word of a verb that has two.")] = None,
     /,
 ) -> int:
-    """Every verb, or one verb, or a topic."""
+    """Show every verb, or the help of one verb, or a topic."""
     if word is None:
         tell(whole_help())
         return 0
@@ -57,7 +57,7 @@ def help(
 
 
 def first_help() -> str:
-    """What a person sees first: three groups, at most `FIRST_HELP_MAX` verbs."""
+    """Return the help that a new user sees: at most `FIRST_HELP_MAX` verbs in three groups."""
     lines = ["GPUs for services that talk NATS.", "", _usage_line("moorage VERB …")]
     lines += ["", *_examples(FIRST_EXAMPLES)]
     for title, verbs in VERBS.items():
@@ -77,13 +77,13 @@ def whole_help() -> str:
 
 
 def help_below(word: str) -> str:
-    """The verbs that begin with this word."""
+    """Return the help of the verbs that begin with this word."""
     rows = [(verb.name, verb.help) for verb in below(word)]
     return "\n".join([_usage_line(f"moorage {word} VERB …"), "", *_section("Verbs", rows)])
 
 
 def _folded(verbs: Iterable[Verb]) -> Iterable[tuple[str, str]]:
-    """Verbs of two words in one line for all that share the first."""
+    """Return the verbs with their descriptions; verbs of two words share a line if their first word is the same."""
     seen: set[str] = set()
     for verb in verbs:
         first, _, second = verb.name.partition(" ")

@@ -1,4 +1,4 @@
-"""The `moorage` command: from the words of a line to a verb's function, and the exit code that it ends with."""
+"""The `moorage` command: finds the verb of a command line, calls its function, and exits with its code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code; without `argv`, as the process's own, at once."""
+    """Run the command line and exit with its code. Without `argv`, the line is that of the process."""
     gc.disable()  # a one-shot command ends before garbage matters; services turn it on again
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """Read the line and do what it says. Returns the exit code."""
+    """Read the command line and do what it says. Returns the exit code."""
     if words and words[0] in ("--version", "-V"):
         print(version())
         return 0
@@ -94,12 +94,13 @@ def version() -> str:
 
 
 def _before_command(words: Sequence[str]) -> Sequence[str]:
-    """What is ours to read: what stands behind `--` is the command's."""
+    """Return the words before `--`; those after it are the job's command."""
     return words[: words.index("--")] if "--" in words else words
 
 
 def _is_text(word: str) -> bool:
-    """Return whether a word of the command line is text, and no bytes that Python could not read as such."""
+    """Return whether a word of the command line is valid text. Python keeps bytes that it cannot decode as
+    surrogates."""
     return word.isascii() or not any("\ud800" <= char <= "\udfff" for char in word)
 
 
@@ -120,7 +121,7 @@ def _unknown(words: Sequence[str]) -> int:
 
 
 def _refuse_options_first(words: Sequence[str]) -> int:
-    """`moorage --tenant acme ls`: the same line as it should be."""
+    """Refuse an option before the verb, as in `moorage --tenant acme ls`, and say how the line should be."""
     import shlex
 
     from moorage.cli.framework.arguments import NATS_OPTIONS

@@ -1,7 +1,7 @@
-"""The `moorage` command's first lines: from here on Ctrl-C ends it as it ends any program, without a stack trace.
+"""The first lines of the `moorage` command. From here on, Ctrl-C ends it without a stack trace, as it ends any program.
 
-Where a verb has something to end in order, `moorage.cli.framework.interrupts` takes over. What Python does before this
-is loaded is not ours to guard, so it imports next to nothing.
+A verb that has something to end in order uses `moorage.cli.framework.interrupts`. Before this module is loaded, only
+Python itself runs, so it imports next to nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pages of `moorage help TOPIC`: what concerns every verb alike."""
+"""The pages of `moorage help TOPIC`, which are not about one verb."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moorage.cli.framework.render import facts
 
 
 class Topic(NamedTuple):
-    """`about` is its line in `moorage help`; `text` makes the page."""
+    """A topic: its line in `moorage help` (`about`), and its page (`text`)."""
 
     about: str
     text: Callable[[], str]

@@ -1,6 +1,6 @@
-"""Which verbs the `moorage` command has, where each is, and which of them a line begins with.
+"""The table of verbs: the names, where each function is, and which verb a command line begins with.
 
-A verb's module is imported when the verb is run: `moorage --version` and a one-shot command must be quick.
+A verb's module is imported only when the verb is run, so that `moorage --version` and short commands start quickly.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any, Final, NamedTuple
 
 
 class Verb(NamedTuple):
-    """A verb, where it is, and its line of the first help. A name of two words is a verb of the first: `admin hold`."""
+    """A verb: where its function is, and its line in the first help. A name of two words is below a first word: `admin
+    hold`."""
 
     name: str
     where: str
     help: str
 
     def load(self) -> Callable[..., int | None]:
-        """Its function; its module is imported now."""
+        """Import the verb's module and return its function."""
         module, _, function = self.where.partition(":")
         act: Callable[..., Any] = getattr(importlib.import_module(module), function)
         return act
@@ -123,7 +124,7 @@ def all_verbs() -> dict[str, Verb]:
 
 
 def find(words: Sequence[str]) -> tuple[Verb | None, list[str]]:
-    """Return the verb that the line begins with, of one word or of two, and the rest of the line."""
+    """Return the verb of one or two words with which the line begins, and the rest of the line."""
     known = all_verbs()
     for count in (2, 1):
         verb = known.get(" ".join(words[:count])) if len(words) >= count else None

@@ -1,1 +1,1 @@
-"""The contract on the wire: requests, frames, subjects, states and errors. Imports msgspec and nothing of ours."""
+"""What is sent over NATS: requests, frames, subjects, states and errors. It imports msgspec and nothing of moorage."""

@@ -1,4 +1,5 @@
-"""What a driver can do, as its worker reports it in its hello: all that is known of a driver outside its file."""
+"""What a driver can do, as its worker reports it in its hello. Outside of a driver's own file, this is all that is
+known of it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LEVELS: Final[tuple[Level, ...]] = ("advisory", "guarded", "hard")
 
 
 class Enforced(msgspec.Struct, frozen=True, gc=False):
-    """How a job is kept to its part of a device. A word that this release does not know counts as advisory."""
+    """How strictly a job is kept to its part of a device. A level that this release does not know counts as
+    advisory."""
 
     memory: str = "advisory"  # hard, guarded or advisory
     compute: str = "advisory"  # the same
@@ -80,12 +82,13 @@ UP_TO_0_2: Final[Mapping[str, Capabilities]] = {
 
 
 def level_number(word: str) -> int:
-    """Return the position of a level in `LEVELS`; 0 for a word that this release does not know."""
+    """Return the position of a level in `LEVELS`; 0 for one that this release does not know."""
     return LEVELS.index(word) if word in LEVELS else 0
 
 
 def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
-    """Return how a worker keeps a driver's jobs to their part in a sharing mode, by its hello as the ledger has it."""
+    """Return how strictly a worker keeps a driver's jobs to their part in a sharing mode, by its hello as the ledger
+    has it."""
     told = (hello.get("capabilities") or {}).get(driver, {}).get("enforced", {}).get(mode)
     if told is None:
         return WHOLE if mode == "exclusive" else ADVISORY
@@ -93,18 +96,20 @@ def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
 
 
 def takes_guests(hello: Mapping[str, Any], driver: str) -> bool:
-    """Return whether a worker gives a driver's jobs the devices of frozen ones: those that end with its lease."""
+    """Return whether a worker gives devices of frozen jobs to jobs of this driver: only if their members end with the
+    worker's lease."""
     told = (hello.get("capabilities") or {}).get(driver, {})
     return bool(told.get("guests")) and told.get("fence") != "none"
 
 
 def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:
-    """Return how a driver's attempts take another part of a device in a sharing mode; "" where they cannot."""
+    """Return how attempts of a driver take another part of a device in a sharing mode; "" if they cannot."""
     return str((hello.get("capabilities") or {}).get(driver, {}).get("resizes", {}).get(mode, ""))
 
 
 def job_enforced(by_mode: Enforced, mode: str, *, has_memory: bool, has_compute: bool) -> Enforced:
-    """Return the level of one job: what it names no part of, in a shared mode, nothing keeps it to."""
+    """Return the level of one job. In a shared mode, nothing limits memory or compute of which the job names no
+    part."""
     if mode == "exclusive":
         return by_mode
     return Enforced(
@@ -113,13 +118,13 @@ def job_enforced(by_mode: Enforced, mode: str, *, has_memory: bool, has_compute:
 
 
 def driver_of(shown: Mapping[str, Any]) -> str:
-    """Return the driver in an answer to `show`; "" where the job's request is not known."""
+    """Return the driver in an answer to `show`; "" if the job's request is not known."""
     run = shown.get("request", {}).get("run")
     return "" if run is None else str(run.get("driver", DRIVER_DEFAULT))
 
 
 def reported_capabilities(shown: Mapping[str, Any]) -> Capabilities | None:
-    """Return what an answer to `show` reports of the job's driver; None where it reports nothing that can be read."""
+    """Return what an answer to `show` says of the job's driver; None if it says nothing that can be read."""
     try:
         return msgspec.convert(shown["capabilities"], Capabilities) if "capabilities" in shown else None
     except msgspec.ValidationError:

@@ -1,7 +1,8 @@
-"""Bytes to frames at the edge: JSON or msgpack, told apart by the first byte, answered in kind.
+"""Turns bytes into frames and back, as JSON or msgpack. The first byte tells which, and an answer has the question's
+encoding.
 
-A msgpack map or array starts with a byte that no JSON text does; whatever else comes is read, and answered, as JSON.
-Nothing that arrives raises anything but `Refused` here, whatever it is.
+A msgpack map or array begins with a byte that no JSON text begins with; everything else is read, and answered, as JSON.
+Whatever the bytes are, decoding raises nothing but `Refused`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _msgpack_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def is_json(payload: bytes) -> bool:
-    """Return whether a payload is JSON (else msgpack), by its first byte; empty ones and lone words count as JSON."""
+    """Return whether a payload is JSON, by its first byte; otherwise it is msgpack. Empty payloads and single values
+    count as JSON."""
     return not payload or payload[0] not in _MSGPACK_FIRST
 
 
@@ -40,10 +42,11 @@ def encode(frame: object, *, json: bool = True) -> bytes:
 
 
 class Decoder(Generic[T]):
-    """One type, both encodings, built once. `bytes_max` bounds what is looked at.
+    """Decodes one type from both encodings. Make it once and use it often. A payload over `bytes_max` is refused
+    unread.
 
-    JSON has numbers of any size, msgpack of 64 bits: what does not fit is refused here, so that whatever was decoded
-    can be answered and recorded. With `from_leader` that is not checked: a leader sends no such numbers.
+    JSON has numbers of any size, msgpack has 64 bits. A number that does not fit is refused here, so that whatever was
+    decoded can be answered and recorded. With `from_leader` this is not checked: a leader sends no such numbers.
     """
 
     def __init__(self, kind: type[T] | Any, bytes_max: int = FRAME_BYTES_MAX, *, from_leader: bool = False) -> None:
@@ -106,7 +109,7 @@ def _told_alike(request: Request) -> Request:
 
 
 def split_array(payload: bytes) -> list[msgspec.Raw]:
-    """The elements of a JSON or msgpack array, each still encoded, in `payload`'s own bytes. Raises `Refused`."""
+    """Return the elements of a JSON or msgpack array, each still encoded, as slices of `payload`. Raises `Refused`."""
     if len(payload) > FRAME_BYTES_MAX:
         raise _too_large(len(payload), FRAME_BYTES_MAX)
     try:
@@ -130,7 +133,8 @@ def _check_numbers(frame: object) -> None:
 
 
 def _widest(plain: object) -> tuple[str, str]:
-    """Path and first digits of a number over 64 bits."""
+    """Return the path of a number of more than 64 bits, and whether it is too large or too small; ("$", "") if there is
+    none."""
     left: list[tuple[str, object]] = [("$", plain)]
     while left:
         path, value = left.pop()

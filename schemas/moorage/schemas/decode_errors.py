@@ -1,6 +1,7 @@
-"""Explains bytes that do not decode as a frame: the field, what was found, what is allowed, what to do next.
+"""Explains why bytes do not decode as a frame: which field, what was found, what is allowed, what to do next.
 
-msgspec reports it in a sentence with a path; moorage's own rules say `name must be what is allowed, found what came`.
+msgspec reports this as a sentence with a path. Checks of moorage's own raise texts of the form `name must be what is
+allowed, found what came`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _FRAMES: Final = "moorage.schemas.frames."
 
 
 def explain_decode_error(error: Exception, kind: Any = None, next_step: str = "") -> Problem:
-    """Return a msgspec error as a `Problem`: which field, what was found, what is allowed.
+    """Return an error of msgspec as a `Problem`: which field, what was found, what is allowed.
 
-    `kind` is the type that was to be read, `next_step` what to do now where that is no request.
+    `kind` is the type that was to be read. `next_step` is what to do now, for types other than a request.
     """
     text = str(error)
     path = _PATH.search(text)
@@ -65,7 +66,7 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
 
 
 def _schema_of(kind: Any) -> str:
-    """Return which command shows every field of what was to be read; "" where none does."""
+    """Return the command that shows every field of this type; "" if there is none."""
     if kind in (None, list, Request):  # a list that cannot be read is a batch of requests
         return "moorage schema request has every field"
     tag = getattr(getattr(kind, "__struct_config__", None), "tag", None)
@@ -75,7 +76,7 @@ def _schema_of(kind: Any) -> str:
 
 
 def _nearest(name: str, kind: Any, path: str) -> str:
-    """Return the field of the object at a path whose name is nearest to one that it does not have."""
+    """Return the field of the object at a path whose name is most similar to this unknown one."""
     known = {
         field.encode_name for part in _at(kind, path) if isinstance(part, inspect.StructType) for field in part.fields
     }
@@ -83,14 +84,14 @@ def _nearest(name: str, kind: Any, path: str) -> str:
 
 
 def _choices(kind: Any, path: str) -> list[str]:
-    """Return the words that may stand at a path; none where it is not a choice between a few."""
+    """Return the words that are allowed at a path; none if it is not a choice between a few words."""
     words = [str(word) for part in _at(kind, path) if isinstance(part, inspect.LiteralType) for word in part.values]
     return words if len(words) <= _CHOICES_MAX else []
 
 
 @lru_cache(128)
 def _at(kind: Any, path: str) -> tuple[inspect.Type, ...]:
-    """What may stand at a path of a type; nothing where that cannot be told."""
+    """Return what is allowed at a path of a type; nothing if that cannot be told."""
     if kind is None:
         return ()
     found = tuple(_parts(msgspec.inspect.type_info(kind)))
@@ -100,7 +101,7 @@ def _at(kind: Any, path: str) -> tuple[inspect.Type, ...]:
 
 
 def _below(part: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
-    """What stands in a field of that name, or with None in any item."""
+    """Return what is allowed in the field of that name, or with None in each item."""
     if name is not None and isinstance(part, inspect.StructType):
         for field in part.fields:
             if field.encode_name == name:

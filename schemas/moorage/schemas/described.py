@@ -1,4 +1,5 @@
-"""What the fields of a frame are for: the JSON Schemas and the reference pages quote the code's own comments.
+"""Finds out what the fields of a frame are for: the JSON Schemas and the reference pages quote the comments in the
+code.
 
 The comment is `#:` above the field, or `#` after it on its line. Reading it needs the source; without that,
 descriptions are empty.
@@ -16,7 +17,7 @@ _FIELD: Final = re.compile(r"(?P<name>\w+): [^#]*(?:# (?P<note>.*))?")
 
 
 def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the comment in the code on each field; "" for a field without one."""
+    """Return the comment on each field; "" for a field without one."""
     try:
         source = inspect.getsource(struct)
     except OSError:
@@ -51,7 +52,7 @@ def json_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _gather(kind: Any, found: dict[str, type[msgspec.Struct]]) -> None:
-    """Every struct in a type, by its name."""
+    """Return every struct within a type, by its name."""
     for each in get_args(kind):
         _gather(each, found)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__name__ not in found:

@@ -1,7 +1,7 @@
-"""What a request says for its driver: one struct for each driver of moorage, and the one check of all of them.
+"""What a request says to its driver: one struct for each driver of moorage, and one check for all of them.
 
-`driver_config` holds an object for each driver, by its name. The block of the job's driver is read and checked, all
-others are ignored. What a driver of one's own reads stays unread here: its worker checks it.
+`driver_config` has an object for each driver, by its name. The block of the job's driver is read and checked; all
+others are ignored. The block of a driver that is not moorage's own is checked by its worker alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VM_ID: Final = re.compile(rf"|[0-9]+|{_PCI}")
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A base class of what a request may say to one driver, in `driver_config.<name of the driver>`.
+    """A base class for what a request may say to one driver, in `driver_config.<name of the driver>`.
 
     The class variables say how a request names exact devices for that driver.
     """
@@ -52,7 +52,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Devices(Block, frozen=True, kw_only=True, omit_defaults=True):
-    """The devices that it wants and no others; the three keys mean the same."""
+    """The exact devices that a job wants. The three keys mean the same."""
 
     gpu_device_ids: list[Any] | None = None
     cdi_devices: list[Any] | None = None
@@ -60,29 +60,30 @@ class _Devices(Block, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProcessBlock(_Devices, frozen=True, kw_only=True, omit_defaults=True):
-    """The block of the driver `process`: devices are named by uuid or index."""
+    """The block of the driver `process`. A device is named by its uuid or index."""
 
     ids, ids_are = _HOST_ID, "a uuid or an index"
 
 
 class NoopBlock(ProcessBlock, frozen=True, kw_only=True, omit_defaults=True):
-    """Nothing runs; devices are leased as for a process."""
+    """The block of the driver `noop`, which runs nothing and leases devices as `process` does."""
 
 
 class HandlerBlock(ProcessBlock, frozen=True, kw_only=True, omit_defaults=True):
-    """A function of a service."""
+    """The block of the driver `handler`, which calls a function of a service."""
 
     input: Any = None  # of the function: any JSON value
 
 
 class _Image(_Devices, frozen=True, kw_only=True, omit_defaults=True):
-    """An image, and devices."""
+    """An image, and the devices that a job wants."""
 
     image: str | None = None  # in place of `run.image`
 
 
 class DockerBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
-    """A container knows devices by their CDI names, as `nvidia.com/gpu=0`; a uuid or an index is found, too."""
+    """The block of the driver `docker`. A device has a CDI name, such as `nvidia.com/gpu=0`; its uuid or index is
+    accepted, too."""
 
     ids, ids_are = _ANY_ID, "a CDI name, a uuid or an index"
 
@@ -90,11 +91,12 @@ class DockerBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PodmanBlock(DockerBlock, frozen=True, kw_only=True, omit_defaults=True):
-    """As docker's."""
+    """The block of the driver `podman`, with the keys of docker's."""
 
 
 class VmBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
-    """A virtual machine has one device, by its index (also as a number) or its PCI address."""
+    """The block of the driver `vm`. A virtual machine has one device, named by its index (also as a number) or its PCI
+    address."""
 
     ids, ids_are = _VM_ID, 'an index, a PCI address as 0000:17:00.0, or ""'
     loose = True
@@ -102,7 +104,8 @@ class VmBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KubernetesBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
-    """The cluster chooses the devices: ids are read as any driver's, and no worker supports them."""
+    """The block of the driver `kubernetes`. The cluster chooses the devices: ids are read as any driver's, and no
+    worker supports them."""
 
 
 #: by driver: those of moorage, also where no release has built them yet
@@ -118,7 +121,8 @@ BLOCKS: Final[Mapping[str, type[Block]]] = {
 
 
 class Fault(NamedTuple):
-    """`code` is invalid-argument for a fault of shape, failed-precondition for what a driver does not support."""
+    """What is wrong with a block. `code` is invalid-argument for a wrong shape, failed-precondition for what a driver
+    does not support."""
 
     code: str
     trouble: Trouble
@@ -143,7 +147,7 @@ def canonical_id(text: str) -> str:
 
 
 def takes_image(driver: str) -> bool:
-    """Return whether a driver may run an image; of a driver that moorage does not know, that is its own affair."""
+    """Return whether a driver may run an image. For a driver that moorage does not know, this is True."""
     block = BLOCKS.get(driver)
     return block is None or "image" in block.__struct_fields__
 
@@ -172,7 +176,7 @@ def keys_fault(driver: str, block: object, keys: Sequence[str]) -> Fault | None:
 
 
 def block_fault(driver: str, block: object) -> Fault | None:
-    """Return what keeps the block of a driver from being read; None for a driver that moorage does not know."""
+    """Return why the block of a driver cannot be read; None if it can, or if moorage does not know the driver."""
     kind = BLOCKS.get(driver)
     if kind is None:
         return None
@@ -217,7 +221,7 @@ def _list_fault(kind: type[Block], field: str, value: object) -> Fault | None:
 
 
 def _ports_fault(field: str, value: object) -> Fault | None:
-    """No list, no port, or one port twice."""
+    """Return the fault of a list of ports: it is no list, has what is no port, or has one port twice."""
     allowed = f"1..{PORTS_MAX} numbers from 1 to 65535, each once"
     if value is None:
         return None
@@ -245,11 +249,12 @@ def check(
     capabilities: Capabilities | None = None,
     interim: Sequence[str] = (),
 ) -> Fault | None:
-    """Return the first fault of what a request says for its driver, or None.
+    """Return the first fault in what a request says to its driver, or None.
 
-    `block` is `driver_config.<driver>`, UNSET where there is none; `gpu` is what it asks for. With `capabilities`,
-    what the driver does not support is a fault as well. `interim` are the ids of `resource_requirements`. Blocks that
-    cannot be read come first, then a driver without GPUs, then the shape of the ids, then a driver that takes none.
+    `block` is `driver_config.<driver>`, or UNSET if there is none; `gpu` is what the request asks of GPUs; `interim`
+    are the ids of `resource_requirements`. With `capabilities`, something that the driver does not support is a fault
+    as well. The faults are looked for in this order: a block that cannot be read, a driver without GPUs, ids of a wrong
+    shape, a driver that takes no ids.
     """
     if block is not msgspec.UNSET and (fault := block_fault(driver, block)) is not None:
         return fault
@@ -269,7 +274,8 @@ def check(
 
 
 def _ids_fault(driver: str, kind: type[Block], place: str, ids: tuple[str, ...], gpu: GpuSpec | None) -> Fault | None:
-    """Duplicates, ids without a GPU, another count; then ids that the driver does not know."""
+    """Return the fault of ids: duplicates, ids without a GPU, another number than `count`, or ids that the driver does
+    not know."""
     known = [canonical_id(one) for one in ids]
     for at, one in enumerate(known):
         if one in known[:at]:

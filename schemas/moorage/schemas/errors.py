@@ -1,6 +1,7 @@
-"""Every error a user can meet: one code, one fault, and the fields that say what was found and what is allowed.
+"""Every error that a user can meet: its code, whose fault it is, and the fields that say what was found and what is
+allowed.
 
-Codes are an API: stable, searchable, the same in the answer frame, the log line and the command's output.
+Codes are an API: they stay, and the answer frame, the log and the command's output have the same ones.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ ENDS: Final[dict[str, str]] = {
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="error"):
-    """The answer frame of everything that went wrong.
+    """The answer to whatever went wrong.
 
     `field` is a JSON path such as `$.gpu.count`; `found` and `allowed` are short texts; `next` is what to do now.
-    `retry_after_s` is in seconds, only where sending again can help.
+    `retry_after_s` is in seconds, and only there if sending again can help.
     """
 
     code: str  # one of a closed list; decide by it, not by the message
@@ -88,7 +89,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
 
 
 class Details(TypedDict, total=False):
-    """What a `Problem` may tell beside its code and message."""
+    """The fields of a `Problem` that may be given beside its code and message."""
 
     field: str
     found: object
@@ -99,7 +100,7 @@ class Details(TypedDict, total=False):
 
 
 class MoorageError(Exception):
-    """Base of every error raised by moorage; carries the `Problem` that goes on the wire."""
+    """The base of all errors that moorage raises. It has the `Problem` that is sent as the answer."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -111,7 +112,7 @@ class MoorageError(Exception):
 
     @property
     def code(self) -> str:
-        """What went wrong, in a word that stays the same (see the page of errors)."""
+        """The kind of error, as a word that never changes (see the page of errors)."""
         return self.problem.code
 
 
@@ -122,7 +123,7 @@ def _as_it_stood(kind: type[MoorageError], words: tuple[Any, ...]) -> MoorageErr
 
 
 class Refused(MoorageError):
-    """A request or frame is refused; nothing of it was recorded."""
+    """A request or frame is refused, and nothing of it was recorded."""
 
 
 def problem(
@@ -136,7 +137,7 @@ def problem(
     job: str = "",
     retry_after_s: float | None = None,
 ) -> Problem:
-    """Build a `Problem`; the fault comes from the table. Raises KeyError for a code that is not in it."""
+    """Return a `Problem`; whose fault it is follows from the code. Raises KeyError for an unknown code."""
     text = "" if found is None else _short(found)
     # both may quote what came
     message, field = _cut(shown(message), _MESSAGE_CHARS_MAX), _cut(in_one_line(field), _FIELD_CHARS_MAX)
@@ -151,7 +152,8 @@ def in_a_line(told: Problem) -> str:
 
 
 def refuse(code: str, message: str, **details: Unpack[Details]) -> Refused:
-    """`raise refuse("invalid-argument", "…", field="$.gpu.count", found=0, allowed="1..1024")`."""
+    """Return the error to raise: `raise refuse("invalid-argument", "…", field="$.gpu.count", found=0,
+    allowed="1..1024")`."""
     return Refused(problem(code, message, **details))
 
 

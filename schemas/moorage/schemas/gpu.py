@@ -1,4 +1,4 @@
-"""What a request asks of GPUs: the `gpu` object, its checks, and the token `2xH100:80G@mps=50%`."""
+"""What a request asks of GPUs: the `gpu` object, its checks, and tokens such as `2xH100:80G@mps=50%`."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 
     @property
     def has_compute(self) -> bool:
-        """Whether it is a part of the compute, and not all of it."""
+        """Whether it names a part of the compute that is less than all of it."""
         return self.compute_percent < 100 or self.tflops is not None
 
 
 class Enforce(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """The least levels at which the worker has to keep the job to its part of a GPU; null takes any."""
+    """The lowest levels at which the worker must keep the job to its part of a GPU; null accepts any level."""
 
     memory: Level | None = None  # hard, guarded or advisory
     compute: Level | None = None  # the same
@@ -82,7 +82,7 @@ class Enforce(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The `gpu` object of a request. `{}` is one NVIDIA GPU of any model, exclusive, best effort.
 
-    What no fleet could satisfy is refused as `invalid-argument`, with the path of the field.
+    What no fleet could have is refused as `invalid-argument`, with the path of the field.
     """
 
     count: int = 1  # GPUs a replica, 1..64, all of one host
@@ -136,7 +136,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def trouble(self) -> Trouble | None:
-        """What would be accepted and have no effect, or could mean nothing on a host; see `Request.trouble`."""
+        """What would be accepted and have no effect, or has no meaning on any host; see `Request.trouble`."""
         if self.mode is not None and self.mode not in MODES:
             allowed = f"{', '.join(MODES)}, or null"
             return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
@@ -197,7 +197,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return level_number(self.enforce.memory or ADVISORY.memory), level_number(self.enforce.compute or "advisory")
 
     def enforced(self, by_mode: Enforced) -> Enforced:
-        """Return how a job that asks so is kept to its part, where its worker does that for the mode."""
+        """Return how strictly a job with this spec is kept to its part, if its worker can do this for its mode."""
         share = self.share or Share()
         return job_enforced(
             by_mode, self.effective_sharing,
@@ -206,14 +206,14 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The alternatives, any of which will do; empty means any model."""
+        """The models of which any will do; empty means any model at all."""
         if self.model is None:
             return ()
         return (self.model,) if isinstance(self.model, str) else tuple(self.model)
 
     @property
     def effective_vendor(self) -> str:
-        """The vendor to match, lower case; "" matches any."""
+        """The vendor to match, in lower case; "" matches any."""
         if self.vendor is None:
             return "" if self.model is not None else "nvidia"
         return self.vendor.lower()
@@ -224,7 +224,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def slice_profile(self) -> str | None:
-        """Return the profile of the MIG slice that it takes, "" for any profile; None: it takes whole devices alone."""
+        """Return the profile of the MIG slice that the job takes, "" for any profile, or None if it takes only whole
+        devices."""
         if self.profile is not None:
             return self.profile
         takes_any = (
@@ -265,9 +266,9 @@ MATCHES_KNOWN: Final = 16_384
 
 @functools.lru_cache(MATCHES_KNOWN)
 def model_matches(pattern: str, name: str) -> int:
-    """How well a device name answers a model pattern: 2 = on whole words, 1 = inside a word, 0 = not at all.
+    """Return how well a device name matches a model pattern: 2 as whole words, 1 inside a word, 0 not at all.
 
-    Case-insensitive. `=A10` accepts whole words only, so that it does not take an A100.
+    Upper and lower case are the same. `=A10` matches whole words only, so it does not match an A100.
     """
     whole_only = pattern.startswith("=")
     wanted = pattern.lstrip("=").strip().lower()
@@ -299,16 +300,18 @@ _BEHIND: Final = re.compile(r"(?P<model>[A-Za-z]+\d[0-9A-Za-z]*?) ?x ?(?P<count>
 
 
 def nominal_mib(gigabytes: float) -> int:
-    """Return the least MiB a device sold as so many GB (1e9 bytes) may show: 2 % below nominal."""
+    """Return the least MiB that a device sold as so many GB (1e9 bytes) may report: 2 % less than nominal."""
     return int(gigabytes * 1e9 * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
 
 
 def parse_token(token: str) -> tuple[int, GpuSpec]:
-    """`3x2xH100|A100:80G@mps=50%,4G` → (replicas, GpuSpec). Raises ValueError naming the part that is off.
+    """Return the replicas and the `GpuSpec` of a token such as `3x2xH100|A100:80G@mps=50%,4G`. Raises ValueError, which
+    names the wrong part.
 
-    `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G` is nominal, `:70000M` exact MiB. Without a count a
-    model has a digit in its name, or is `any`: a word alone (`lots`, `True`) is hardly ever meant for one.
-    After `@mps=` or `@time-slice=`: a compute share in percent, or as `30tflops`, a memory share in G or M, or both.
+    `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G` is a nominal size, `:70000M` exact MiB. Without a
+    count, a model must have a digit in its name or be `any`, because a lone word (`lots`, `True`) is hardly ever meant
+    as a model. After `@mps=` or `@time-slice=` stands a share of the compute in percent or as `30tflops`, a share of
+    the memory in G or M, or both.
     """
     text = token.strip()
     if text.isdigit():  # `--gpu 2` is two GPUs of any model
@@ -344,7 +347,7 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
 
 
 def _misplaced(model: str) -> str:
-    """Return the token that is meant by what has an x, and no count before it; empty for a model."""
+    """Return the token that is probably meant by a text that has an x without a count before it; "" for a model."""
     if found := _NO_COUNT.fullmatch(model):
         return f"1x{found['model']}"
     if found := _BEHIND.fullmatch(model):
@@ -353,7 +356,7 @@ def _misplaced(model: str) -> str:
 
 
 def parse_share(text: str, token: str) -> Share:
-    """Return the share that is behind @mps= or @time-slice= in a token. Raises ValueError."""
+    """Return the share that stands after @mps= or @time-slice= in a token. Raises ValueError."""
     percent, memory, tflops = 100, 0, None
     for part in text.split(","):
         if part.endswith("%") and part[:-1].isdigit():
@@ -374,13 +377,13 @@ def _share_mib(gigabytes: float) -> int:
 
 
 def _share_size(mib: int) -> str:
-    """As it was asked for where that was whole gigabytes: `10G`, else exact: `9500M`."""
+    """Return a size of memory as it was asked for if that was in whole gigabytes (`10G`), else exactly (`9500M`)."""
     gigabytes = round(mib * 1024 * 1024 / 1e9)
     return f"{gigabytes}G" if _share_mib(gigabytes) == mib else f"{mib}M"
 
 
 def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
-    """Return the token of a spec, as every table prints it; `-` where no GPU is asked for."""
+    """Return the token of a spec, as every table prints it; `-` if no GPU is asked for."""
     if spec is None:
         return "-" if replicas == 1 else f"{replicas}x-"
     text = f"{spec.count}x{'|'.join(spec.models) or 'any'}"
@@ -401,15 +404,18 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
 
 
 def as_one_replica(spec: GpuSpec, replicas: int) -> str:
-    """Return the token that asks for all GPUs of these replicas as one, or for as many as one replica may have."""
+    """Return the token for one replica with all GPUs of these replicas, or with as many as one replica may have."""
     whole = min(spec.count * replicas, GPUS_PER_REPLICA_MAX)
     return format_token(msgspec.structs.replace(spec, count=whole))
 
 
 def said_anew(spec: GpuSpec | None, token: str) -> GpuSpec | None:
-    """A spec with what a token says in place of its own: count, models, memory, sharing. What no token can say stays:
-    vendor, scheduling and the like. None where there is no spec, where the two do not go together, and where the token
-    cannot be read: a request may name a model that no token can, such as 4090."""
+    """Return the spec with the count, models, memory and sharing of a token; its other fields, such as vendor and
+    scheduling, stay.
+
+    Returns None without a spec, if both do not go together, or if the token cannot be read: a request may name a model
+    that no token can name, such as 4090.
+    """
     if spec is None:
         return None
     try:

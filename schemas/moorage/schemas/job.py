@@ -111,12 +111,12 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
 
     @property
     def needs_folder(self) -> bool:
-        """Whether it can run only where an attempt has a folder of its own."""
+        """Whether the workload can only run if its attempt has a folder of its own."""
         return self.files is not None or bool(self.keep) or (self.cwd is not None and not self.cwd.startswith("/"))
 
 
 def check_command(driver: str, argv: list[str]) -> None:
-    """Raise ValueError for what a workload of that driver cannot have as its `argv`."""
+    """Raise ValueError if a workload of that driver cannot have this `argv`."""
     if driver == DRIVER_DEFAULT and not argv:  # what other drivers need, their workers say
         raise ValueError(f"argv must name a command for the driver {driver}, found none")
     if len(argv) > ARGV_MAX:
@@ -141,7 +141,7 @@ def _check_env(env: dict[str, str | Secret]) -> None:
 
 
 def names_a_program(argv: list[str]) -> bool:
-    """Return whether a command begins with a word; a driver that needs none may have no command."""
+    """Return whether a command names something to run. With a driver that needs no command, it may be empty."""
     return not argv or bool(argv[0])
 
 
@@ -188,8 +188,8 @@ def _command_trouble(run: Run) -> Trouble | None:
 
 
 def is_quick(pattern: str) -> bool:
-    """Return whether no name takes long to match with a pattern of `keep`, which is a regular expression where it is
-    matched."""
+    """Return whether no file name takes long to match with a pattern of `keep`, which is turned into a regular
+    expression."""
     stars = [part.count("*") for part in pattern.split("/")]
     return max(stars) <= 2 and stars.count(2) <= KEEP_STARS_MAX
 
@@ -237,7 +237,7 @@ def check_duration(name: str, seconds: float | None) -> None:
 
 
 class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """OpenShell's shape of a GPU request: a count, and in its interim form exact devices."""
+    """What OpenShell asks of GPUs: a count and, in an interim form, exact devices."""
 
     count: int | None = None
     # not written where it was not sent: what was stored of a request of release 0.2 has none
@@ -254,7 +254,7 @@ class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
     @property
     def devices(self) -> list[str]:
-        """The ids of the devices that are asked for; empty: any."""
+        """The ids of the exact devices; empty means any."""
         return [self.device_id] if self.device_id is not UNSET else self.device_ids or []
 
 
@@ -263,13 +263,13 @@ class ResourceRequirements(msgspec.Struct, frozen=True, gc=False, forbid_unknown
 
 
 class Template(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """OpenShell's place of `driver_config`; it means the same there."""
+    """Where OpenShell puts `driver_config`. It means the same there."""
 
     driver_config: dict[str, Any] = {}
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What a service asks for: only `run` is needed. Unknown fields are refused."""
+    """What a service asks for. Only `run` is required. Unknown fields are refused."""
 
     job: str | None = None  # its id, `[A-Za-z0-9_-]{1,64}`: what makes sending it twice harmless
     replicas: int = 1  # 1..1024 copies of `run`, each with `gpu.count` GPUs of one host
@@ -338,14 +338,15 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                 raise ValueError(f"requires.{key} must list 1..{LABELS_MAX} values, found {len(values)}")
 
     def with_part(self, part: tuple[int, int] | None) -> Request:
-        """Return the request with this part of each GPU, memory in MiB and percent of compute; None: the request."""
+        """Return the request with this part of each GPU, memory in MiB and compute in percent; None stands for the
+        request's own."""
         if part is None or self.gpu is None:
             return self
         return msgspec.structs.replace(self, gpu=msgspec.structs.replace(self.gpu, share=Share(*part)))
 
     @property
     def effective_gpu(self) -> GpuSpec | None:
-        """The GPU spec, from `gpu` or from OpenShell's shape; None asks for no GPU at all."""
+        """The GPU spec, from `gpu` or in OpenShell's form; None if it asks for no GPU."""
         if self.gpu is not None:
             return self.gpu
         if self.resource_requirements is not None and self.resource_requirements.gpu is not None:
@@ -354,8 +355,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def trouble(self) -> Trouble | None:
-        """What no worker could do with it, beyond what decoding checks. For admission and the SDK: a request that is
-        in the ledger was accepted, and is read whatever this says."""
+        """What no worker could do, as far as decoding does not already refuse it.
+
+        Admission and the SDK ask for it. A request in the ledger was accepted, and is read whatever this says.
+        """
         return (
             _command_trouble(self.workload)
             or (None if self.gpu is None else self.gpu.trouble)
@@ -393,21 +396,21 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def blocks(self) -> dict[str, Any]:
-        """What it says for drivers, by their names, in either place."""
+        """What the request says to drivers, by their names, from either place."""
         return self.driver_config or (self.template.driver_config if self.template is not None else {})
 
     @property
     def image(self) -> str:
-        """The image that it runs; "" for none."""
+        """The image to run; "" for none."""
         block = self.blocks.get(self.workload.driver)
         image = block.get("image") if isinstance(block, dict) else None
         return image if isinstance(image, str) else self.workload.image or ""
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """The ids of the devices that each replica gets and no others; empty: any that fit.
+        """The ids of the exact devices for each replica; empty means any that fit.
 
-        A ledger of release 0.2 may hold requests whose ids were never checked: what is wrong counts as none.
+        A ledger of release 0.2 may have requests whose ids were never checked: a wrong value counts as none.
         """
         if not self.driver_config and self.template is None and self.resource_requirements is None:
             return ()
@@ -423,14 +426,15 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return wanted.gpu.devices if wanted is not None and wanted.gpu is not None else []
 
     def driver_fault(self, capabilities: Capabilities | None) -> Fault | None:
-        """Return what keeps its driver from running it, by what the request says for it; see `driver_config.check`."""
+        """Return why its driver cannot run it, judging by what the request says to that driver; see
+        `driver_config.check`."""
         driver = self.workload.driver
         block = self.blocks.get(driver, msgspec.UNSET)
         return check(driver, block, self.effective_gpu, capabilities, self._interim)
 
     @property
     def active_alone(self) -> Request:
-        """The request with what `driver_config` says for its own driver alone."""
+        """The request without the blocks of other drivers in `driver_config`."""
         driver, blocks = self.workload.driver, self.blocks
         if self.template is None and all(name == driver for name in blocks):
             return self
@@ -449,7 +453,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def _length_trouble(self) -> Trouble | None:
-        """A field of what is asked of a host that says too much."""
+        """A vendor or a list of `requires` that is too long."""
         gpu = self.gpu
         if gpu is not None and gpu.vendor is not None and len(gpu.vendor) > WORD_CHARS_MAX:
             return _too_long("gpu.vendor", gpu.vendor)
@@ -467,7 +471,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def workload(self) -> Run:
-        """`run`, which every accepted request has."""
+        """The field `run`, which every accepted request has."""
         assert self.run is not None
         return self.run
 
@@ -538,7 +542,7 @@ _LIVE_FIRST: Final = (CANCELLING, ENDING, RUNNING, FROZEN, LOST_KEPT, CLAIMED, P
 
 
 def derive_state(states: set[str]) -> str:
-    """Return a job's state from those of its replicas: live while any is live, SUCCEEDED only when all are."""
+    """Return a job's state from the states of its replicas: live while any is live, SUCCEEDED only if all are."""
     for name in _LIVE_FIRST:
         if name in states:
             return name

@@ -1,4 +1,4 @@
-"""A cache of computed values, within a bound."""
+"""A bounded cache for computed values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ V = TypeVar("V")
 
 
 class Memo(dict[K, V]):
-    """A dict of at most `most` values that can be computed again: it is emptied when one more would not fit.
+    """A dict of at most `most` values that can be computed again. When one more would not fit, all are removed.
 
-    So it needs no order of use, and costs what a dict costs. `put` is the only way in.
+    So it needs no order of use, and is as fast as a dict. Add values with `put` alone.
     """
 
     __slots__ = ("__weakref__", "most")
@@ -21,7 +21,7 @@ class Memo(dict[K, V]):
         self.most = most
 
     def put(self, key: K, value: V) -> V:
-        """Keep a value; return it."""
+        """Keep a value, and return it."""
         if len(self) >= self.most and key not in self:
             self.clear()
         self[key] = value

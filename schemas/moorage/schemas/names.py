@@ -1,4 +1,4 @@
-"""What a tenant, a job and a worker may be called. A dot in a name would be a subject injection, so there is none."""
+"""The names that tenants, jobs and workers may have. A dot would change the subject, so no name has one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ is_worker = WORKER.fullmatch
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a secret may be called so: it names a file of one folder, and no path out of it."""
+    """Return whether a secret may have this name: that of a file within one folder, and no path."""
     return SECRET.fullmatch(name) is not None and name not in (".", "..")
 
 

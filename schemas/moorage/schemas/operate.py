@@ -35,7 +35,7 @@ SEQUENCE_MAX: Final = 2**53
 
 
 class _Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Raises ValueError for text over its bound or with control characters."""
+    """Raises ValueError for a text that is too long or has control characters."""
 
     by: str = ""
     why: str = ""
@@ -328,12 +328,13 @@ class DlqAct(_Act, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> DlqAct:
-        """From decoded arguments. Raises `Refused` with what is wrong of which field."""
+        """Return the act with these decoded arguments. Raises `Refused`, which names the wrong field."""
         return _converted(arguments, cls, "moorage dlq --help")
 
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
-    """The act of a verb in `ACTS` from its decoded arguments. Raises `Refused` with what is wrong of which field."""
+    """Return the act of a verb in `ACTS` with these decoded arguments. Raises `Refused`, which names the wrong
+    field."""
     kind = ACTS[verb]
     command = verb if issubclass(kind, _WorkerAct) else f"admin {verb}"
     return _converted(arguments, kind, f"moorage {command} --help")

@@ -9,7 +9,8 @@ from moorage.schemas.errors import MoorageError, problem
 
 
 def optional(package: str, install: str) -> Any:
-    """The package, imported. Raises `MoorageError` (failed-precondition) with what installs it where it is missing."""
+    """Import a package and return it. If it is missing, raises `MoorageError` (failed-precondition), which says how to
+    install it."""
     try:
         return importlib.import_module(package)
     except ImportError:

@@ -1,4 +1,4 @@
-"""A class of the user's own, named in a setting as `module:Class`: a ranker, a driver."""
+"""Loads a class of the user's own, which a setting names as `module:Class`: a ranker or a driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def is_own(word: str) -> bool:
-    """Return whether a word names a class of the user's own, as `module:Class`."""
+    """Return whether a word has the form `module:Class`, which names a class of the user's own."""
     return ":" in word
 
 

@@ -27,5 +27,5 @@ def carried(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """As `shown`, but always in one line, so that no part of it can look like another entry of a log."""
+    """Return the text as `shown` does, but on one line, so that no part of it looks like another entry of a log."""
     return text if text.isprintable() else text.translate(_OF_LINE)

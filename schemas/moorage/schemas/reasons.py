@@ -1,7 +1,7 @@
-"""Every reason for which a job waits, once: its name, what it means, what ends it, what cures it and what to do.
+"""Every reason for which a job waits: its name, its meaning, what ends the wait, and what a user can do.
 
-A new reason is one entry here; everything that speaks of reasons reads the entry. A reason that says that no worker has
-what a request asks for has a filter as well, in `core/filters.py` of the scheduler. The names are part of the API.
+A new reason is one entry here; everything that shows reasons reads the entry. A reason which says that no worker has
+what a request asks for also has a filter, in `core/filters.py` of the scheduler. The names are part of the API.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class Ends(Enum):
-    """What the wait for a reason ends by."""
+    """What ends the wait for a reason."""
 
     NEVER = auto()  # not by waiting, while the fleet is as it is
     BY_ACT = auto()  # by what a person or a worker does, so no start can be estimated
@@ -19,7 +19,7 @@ class Ends(Enum):
 
 
 class Cure(Enum):
-    """What may start the job at once; each change is tried before it is suggested."""
+    """A change that may start the job at once. It is tried on a copy of the state before it is suggested."""
 
     REQUEST = auto()  # another request
     TIME_LIMIT = auto()  # a time limit with which it ends before the hosts are needed
@@ -33,7 +33,7 @@ _IN_TIME: Final = (Cure.TIME_LIMIT, Cure.REQUEST)
 
 
 class Reason(NamedTuple):
-    """One reason. `cures` are tried in their order; `fix` is the command's advice where none of them is found."""
+    """One reason. `cures` are tried in their order; if none helps, the command shows `fix`."""
 
     name: str
     means: str
@@ -54,7 +54,7 @@ REASONS: Final[dict[str, Reason]] = {}
 def add(
     name: str, means: str, fix: str = "", *, ends: Ends = Ends.BY_ITSELF, cures: tuple[Cure, ...] = (), step: str = ""
 ) -> Reason:
-    """Return a reason that `REASONS` has from now on."""
+    """Add a reason to `REASONS` and return it."""
     REASONS[name] = reason = Reason(name, means, ends, cures, fix, step or name)
     return reason
 

@@ -1,7 +1,8 @@
-"""Which release this is, and which releases work together: a scheduler and workers at most one minor version apart.
+"""The release of moorage, and which releases work together: a scheduler and its workers at most one minor version
+apart.
 
-`RELEASE` is the one place that says the version; the package's metadata and every frame take it from here. Patch
-versions and what stands behind them (rc1, .dev3, +local) never part two releases.
+`RELEASE` is the one place that has the version; the package's metadata and every frame take it from here. Patch
+versions and their suffixes (rc1, .dev3, +local) make no difference.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ _RELEASE: Final = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})(?:\.[0-9]{1,6})?(?:[.+
 
 
 def minor_of(release: str) -> tuple[int, int] | None:
-    """(major, minor) of `0.2.0`, `0.2` or `0.2.0rc1`; None for what is no release."""
+    """Return (major, minor) of `0.2.0`, `0.2` or `0.2.0rc1`; None for what is no release."""
     found = _RELEASE.fullmatch(release)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def minors_apart(one: tuple[int, int], other: tuple[int, int], last_minor: dict[int, int] = LAST_MINOR) -> int | None:
-    """How many minor releases lie between two; None over a change of the major version that `last_minor` lacks."""
+    """Return how many minor releases lie between two; None across a major version of which `last_minor` does not have
+    the last minor one."""
     (low, high) = sorted((one, other))
     if low[0] == high[0]:
         return high[1] - low[1]
@@ -38,9 +40,10 @@ def minors_apart(one: tuple[int, int], other: tuple[int, int], last_minor: dict[
 
 @functools.lru_cache(maxsize=256)
 def release_problem(found: str, ours: str = RELEASE) -> Problem | None:
-    """Return why a worker of release `found` may not work with a scheduler of release `ours`; None where it may.
+    """Return why a worker of release `found` may not work with a scheduler of release `ours`; None if it may.
 
-    A worker that names no release is not of ours (anybody may write one): the version in its frames speaks for it.
+    A worker that names no release is not one of moorage's own; for it, only the protocol's version in its frames
+    counts.
     """
     from moorage.schemas.errors import problem  # `moorage --version` needs none of it
 

@@ -1,7 +1,7 @@
 """A cache of decoded requests: bodies that differ only in the job's name, as in a sweep, are decoded and checked once.
 
-A body that begins with its job's name is looked up by the bytes after the name. This weakens no check: the cache is hit
-only where the very same bytes were decoded and checked before, and the name is checked separately each time.
+A body that begins with its job's name is looked up by the bytes after the name. This weakens no check: the cache
+answers only for bytes that were decoded and checked before, and the name is checked each time.
 """
 
 from __future__ import annotations

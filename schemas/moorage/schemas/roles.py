@@ -1,8 +1,9 @@
-"""The rights of the five roles, from the table of subjects: what each may publish and subscribe to, and its inbox.
+"""The rights of the five roles: the subjects to which each may publish and subscribe, and its inbox. They follow from
+the table of subjects.
 
-Permission templates, the reference page and the scheduler's check of reply subjects all come from here. A reply subject
-is chosen by who asks, and no server checks it: `may_answer` does, or a legal question would have the scheduler write
-where the asker may not (a worker's subject, JetStream's API, another user's inbox).
+The permission templates, the reference page and the scheduler's check of reply subjects all come from here. The asker
+chooses a reply subject, and no server checks it. Without `may_answer`, a legal question could make the scheduler
+publish where the asker may not (a worker's subject, JetStream's API, another user's inbox).
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ _STREAM_VERBS: Final = ("CREATE", "UPDATE", "INFO", "PURGE", "MSG.GET", "MSG.DEL
 
 
 class Rights(NamedTuple):
-    """Subjects that a user may publish to and subscribe to, sorted, each once; `answers` is how many answers it may
-    give to each question that it hears, on whatever subject that names."""
+    """The subjects to which a user may publish and subscribe, sorted, each once.
+
+    `answers` is how many answers it may give to each question that it receives, on whatever reply subject that has.
+    """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -51,12 +54,12 @@ class Rights(NamedTuple):
 
 
 def names(cell: str) -> set[str]:
-    """Return the roles of a cell of the table, without what stands in brackets behind one."""
+    """Return the roles that a cell of the table lists, without the notes in brackets."""
     return {name.partition(" (")[0].strip() for name in cell.split(",")}
 
 
 def inbox(role: Role, name: str) -> str:
-    """Return the inbox prefix of one user, for its nats context: no other user may subscribe below it."""
+    """Return the inbox prefix of one user, for its nats context. No other user may subscribe below it."""
     return f"{INBOX}.{role}.{name}"
 
 
@@ -69,14 +72,14 @@ def rights(
     results_of: Iterable[str] = (),
     queues_of: Iterable[str] = (),
 ) -> Rights:
-    """What one user may do. `name` is a submitter's tenant, a worker's id, else the user's own.
+    """Return what one user may do. `name` is a submitter's tenant, a worker's id, or else the user's own name.
 
-    `queue` gives a submitter the durable queue; `results_of` are the tenants whose functions' results workers keep,
-    schedulers make room for, and the tenant reads, and whose jobs bring files, which tenant and workers write and read.
-    In both the server itself answers, on whatever subject the asker names. So they are for submitters in an account of
-    their own, where no subject of others can be named, and the queue only where it is not replicated (one false header
-    wedges it for everybody). `queues_of` are the tenants with a stream of their own for it, which schedulers make and
-    read.
+    `queue` gives a submitter the durable queue. `results_of` are the tenants for which buckets of results and of files
+    exist: their functions' results are written by workers and read by the tenant, and their jobs' files are written and
+    read by both. For these two, the server itself answers, on whatever subject the asker names. So only submitters with
+    an account of their own have them, where no other user's subject can be named, and the queue only if it is not
+    replicated (one wrong header stops it for everybody). `queues_of` are the tenants with a stream of their own for the
+    queue, which schedulers make and read.
     """
     words = set(ROLES[role][1])
     rows = [row for row in subjects.table() if row.kind != "ledger"]
@@ -111,15 +114,16 @@ def rights(
 
 
 def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:
-    """Return the subjects by which objects of a bucket are read: one message, and several.
+    """Return the subjects for reading objects of a bucket: one message, and several.
 
-    In a tenant's account `$JS.API` would be its own JetStream, which it has not: so it has another prefix there.
+    In a tenant's account, `$JS.API` would be the account's own JetStream, which it does not have, so the prefix there
+    is another one.
     """
     return f"{api}.STREAM.MSG.GET.OBJ_{bucket}", f"{api}.DIRECT.GET.OBJ_{bucket}"
 
 
 def _filled(row: SubjectRow, role: Role, name: str) -> str:
-    """Return a subject of the table with the user's own name where it stands for it, and `*` for the rest."""
+    """Return a subject of the table with the user's name in its place, and `*` in the other places."""
     mine = {"submitter": "<tenant>", "worker": "<worker>"}.get(role)
     return _PLACE.sub("*", row.subject.replace(mine, name) if mine else row.subject)
 
@@ -127,9 +131,9 @@ def _filled(row: SubjectRow, role: Role, name: str) -> str:
 def may_answer(prefix: str, asked: str, reply: str) -> bool:
     """Return whether a question on the subject `asked` may be answered on `reply`, which the asker chose.
 
-    Not on a subject of ours or of the server's own (`$JS`, `$SYS`, `$O` and the like), and in an inbox that `inbox`
-    names only where it is that of who may ask there: a tenant's by its submitters, and what operators may read by them.
-    Other inboxes are anybody's, as on servers without these permissions.
+    Subjects of moorage and of the server (`$JS`, `$SYS`, `$O` and the like) are no reply subjects. An inbox of the form
+    of `inbox` must belong to a user who may ask on this subject: a submitter of that tenant, that worker, or an
+    operator. Other inboxes belong to anybody, as on servers without these permissions.
     """
     if reply.startswith("$") or (reply.startswith(prefix) and reply[len(prefix) : len(prefix) + 1] in (".", "")):
         return False

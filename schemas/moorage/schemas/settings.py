@@ -1,9 +1,11 @@
-"""Settings: how a key is declared, and how its value is found: flag, environment, file, default, in this order.
+"""Settings: how a key is declared, and how its value is found: from a flag, the environment, the file or the default,
+in this order.
 
 A section of the settings file is a msgspec struct whose fields are annotated with `setting(...)`; nothing else lists
 keys. From the declaration come the keys of the TOML file, the environment's names (`MOORAGE_<SECTION>_<KEY>`), the
-flags, the checks and the reference page. A driver of a worker may declare a section of its own: `[driver.<its name>]`.
-Durations and sizes are numbers of the unit that the key declares, or text with a unit: `20`, `"20s"`, `"1h30m"`,
+flags, the checks and the reference page. A worker's driver may declare a section of its own: `[driver.<its name>]`.
+
+Durations and sizes are numbers in the unit that the key declares, or text with a unit: `20`, `"20s"`, `"1h30m"`,
 `10737418240`, `"10GiB"`.
 """
 
@@ -52,13 +54,15 @@ def setting(
     flag: str = "",
     env: str = "",
 ) -> msgspec.Meta:
-    """What `Annotated` holds for a key: its line of help, unit and bounds; `flag` and `env` where they have names of
-    their own (a flag without its dashes)."""
+    """Return the note that declares a key within `Annotated`: its help, unit and bounds.
+
+    `flag` (without dashes) and `env` are only given if their names do not follow from the key.
+    """
     return msgspec.Meta(description=help, ge=ge, le=le, extra={"unit": unit, "flag": flag, "env": env})
 
 
 class Setting(NamedTuple):
-    """A key as it was declared. `kind` is its annotation, bounds in it; `field` its name in the struct."""
+    """A declared key. `kind` is its annotation, bounds included; `field` is its name in the struct."""
 
     section: str
     key: str
@@ -74,12 +78,12 @@ class Setting(NamedTuple):
 
     @property
     def type(self) -> Any:
-        """The annotation without its notes and without None."""
+        """The type without notes and without None."""
         return _bare(self.kind)
 
     @property
     def allowed(self) -> str:
-        """What may stand there, for errors and the reference."""
+        """What the value may be, in words for errors and the reference."""
         bare = self.type
         if get_origin(bare) is Literal:
             return ", ".join(map(str, get_args(bare)))
@@ -104,7 +108,7 @@ _WORDS: Final[dict[Any, str]] = {
 
 
 class Found(NamedTuple):
-    """A key's value, and where it is from: a flag, a variable, a file, or `default`."""
+    """A key's value and where it was found: a flag, a variable, a file, or `default`."""
 
     setting: Setting
     value: Any
@@ -128,8 +132,7 @@ NO_FILE: Final = SettingsFile(Path(), {})
 
 
 def declared(section: str, struct: type[msgspec.Struct]) -> dict[str, Setting]:
-    """The keys of a section, in the order in which its struct declares them. Raises TypeError for a key without a
-    word of help."""
+    """Return the keys of a section, in the order of its struct. Raises TypeError for a key without a help text."""
     found: dict[str, Setting] = {}
     hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
@@ -206,7 +209,8 @@ def read_file(path: Path | None) -> SettingsFile:
 
 
 def _check_owner(path: Path, about: os.stat_result) -> None:
-    """Root must not do what another user wrote."""
+    """Refuse what is no plain file; and if this process is root, a file that others may write, since it says what to
+    run."""
     if not stat.S_ISREG(about.st_mode):
         raise _refuse(f"{path} is not a file", next="name a plain file")
     if os.geteuid() != 0:
@@ -233,11 +237,11 @@ def settle(
     defaults: Mapping[str, Any] | None = None,
     flags_named: Mapping[str, str] | None = None,
 ) -> dict[str, Found]:
-    """Every key of a section with its value, from the first of these that has it: flag, environment, file, default.
+    """Return every key of a section with its value: from a flag, else the environment, else the file, else the default.
 
     `flags` and `defaults` are by key; a flag that is None was not given. `defaults` replace the declared ones.
-    `flags_named` has by key what errors call a flag, where it is not the service's own but as `--set jobs_max`.
-    Raises Refused with bad-settings, naming the key, what was found and what is allowed.
+    `flags_named` says by key how errors name a flag that is not the service's own, as `--set jobs_max`. Raises Refused
+    with bad-settings, which names the key, what was found and what is allowed.
     """
     env = os.environ if env is None else env
     keys = declared(section, struct)
@@ -321,16 +325,17 @@ def _place_of(key: str, error: str) -> re.Match[str] | None:
 
 
 def told(found: Mapping[str, Found]) -> str:
-    """What differs from the defaults and where it is from, for a service's first line of log."""
+    """Return the settings that differ from their defaults and where they are from, for a service's first line of
+    log."""
     return "; ".join(
         f"{key} = {shown(one.setting, one.value)} ({one.source})" for key, one in found.items() if one.source != DEFAULT
     )
 
 
 def unknown_variables(section: str, found: Mapping[str, Found], env: Mapping[str, str] | None = None) -> list[str]:
-    """Variables that look like settings of a section and are none.
+    """Return the variables whose names look like settings of a section but are none.
 
-    They are only reported, not refused: Kubernetes makes such names for a service called moorage-scheduler.
+    They are reported and not refused, because Kubernetes makes such names for a service called moorage-scheduler.
     """
     env = os.environ if env is None else env
     known = {one.setting.env for one in found.values()}
@@ -407,7 +412,7 @@ def _without_who(one: Setting, text: str) -> str:
 
 
 def _example_of(one: Setting, source: str) -> str:
-    """How to set a key in the place where it was set."""
+    """Return how to set a key, in the form of the place where it was set."""
     if source not in (one.flag, one.env):
         return example(one)
     word = shown(one, one.default)

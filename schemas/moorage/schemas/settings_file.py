@@ -14,10 +14,10 @@ SYSTEM_FOLDER: Final = "/etc/moorage"
 
 def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> Path | None:
     """Return the settings file: the one given, else $MOORAGE_SETTINGS, else `moorage/moorage.toml` in the user's
-    configuration folder, else the one in /etc/moorage; None where there is none.
+    configuration folder, else the one in /etc/moorage; None if there is none.
 
-    Never one of the current folder: a checkout must not choose the server that a command talks to. `moorage up`, whose
-    state is in the folder as well, reads that one, too: see `file_here`.
+    A file in the current folder is never read: a checkout must not choose the server that a command talks to. `moorage
+    up`, whose state is in the folder as well, does read it: see `file_here`.
     """
     env = os.environ if env is None else env
     if given:
@@ -32,6 +32,6 @@ def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = N
 
 
 def file_here(folder: Path | None = None) -> Path | None:
-    """Return the `moorage.toml` of the current folder, or of another one; None where there is none."""
+    """Return the `moorage.toml` of the current folder, or of `folder`; None if it has none."""
     path = (folder or Path.cwd()) / FILE_NAME
     return path if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Every subject and stream, with its writers and readers. No other module spells a subject."""
+"""Every subject and stream, with who writes and who reads it. No other module builds a subject from text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORKER_VERBS: Final = ("join", "renew", "fact")
 
 
 class SubjectRow(NamedTuple):
-    """A line of the subject table: `kind` is answered, asked, durable, said or ledger."""
+    """A row of the table of subjects. `kind` is answered, asked, durable, said or ledger."""
 
     subject: str
     kind: str
@@ -115,7 +115,7 @@ class Subjects:
         return f"{self.prefix}.load.{worker}"
 
     def worker(self, worker: str, verb: str) -> str:
-        """`verb` is join, renew, fact, looked, wanted or logs."""
+        """Return a worker's subject for a `verb`: join, renew, fact, looked, wanted or logs."""
         return f"{self.prefix}.worker.{worker}.{verb}"
 
     def snapshot(self, name: str) -> str:
@@ -133,7 +133,8 @@ class Subjects:
         return f"{self._upper}_FILES_{tenant}"
 
     def token(self, subject: str, position: int) -> str:
-        """The token after the prefix: 0 is `api`, 1 the tenant or worker, 2 the verb. Empty where there is none."""
+        """Return one token after the prefix: 0 is the part such as `api`, 1 the tenant or worker, 2 the verb. "" if
+        there is none."""
         parts = subject[len(self.prefix) + 1 :].split(".")
         return parts[position] if position < len(parts) else ""
 

@@ -1,7 +1,6 @@
-"""A part of a GPU in TFLOPS: what such a text says, and what percentage of a model it is. Pure.
+"""Parts of a GPU in TFLOPS: reads such a text, and turns it into a percentage of a model.
 
-A share is a percentage everywhere else. It is turned into one where the model is known, by a table of capacities: what
-each model does at half precision.
+Everywhere else a share is a percentage. The TFLOPS that a model does at half precision are in a table of capacities.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ def parse_tflops(text: str) -> float:
 
 
 def percent_of(tflops: float | None, model: str, capacities: Mapping[str, float]) -> int:
-    """Return the percentage of a device of this model, 0..100; 100, which is no limit, where either is not known.
+    """Return what percentage of a device of this model that is, 0..100, with a half rounded up. It is 100 (no limit) if
+    the model or the TFLOPS are unknown.
 
-    `capacities` are TFLOPS by the model's whole name. A half is rounded up.
+    `capacities` are TFLOPS by the model's whole name.
     """
     capacity = capacities.get(model, 0.0)
     if tflops is None or capacity <= 0:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class Trouble(NamedTuple):
-    """`field` is a path without its `$.`, as `run.cwd`; `allowed` says in short what may stand there."""
+    """A fault in a request. `field` is a path without its `$.`, as `run.cwd`; `allowed` says in short what is allowed
+    there."""
 
     field: str
     message: str
@@ -15,5 +16,5 @@ class Trouble(NamedTuple):
 
 
 def quoted(text: str) -> str:
-    """Return a text as `found` shows it: an empty one would look as if nothing was found."""
+    """Return a text in the form of `found`, in which an empty text must not look as if nothing was found."""
     return text or '""'

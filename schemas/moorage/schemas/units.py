@@ -14,7 +14,7 @@ _POWERS: Final = "KMGT"
 
 
 def duration_s(text: str) -> float:
-    """`90s`, `1h30m`, `1h 30m`, `500ms`, or a bare number of seconds. Raises ValueError."""
+    """Return the seconds of `90s`, `1h30m`, `1h 30m`, `500ms`, or of a bare number of seconds. Raises ValueError."""
     text = text.strip()
     if _DURATION.fullmatch(text):
         return sum(float(number) * DURATION_S[unit] for number, unit in _PART.findall(text))
@@ -24,7 +24,8 @@ def duration_s(text: str) -> float:
 
 
 def size_bytes(text: str) -> int:
-    """`10GiB` (binary), `500MB` (decimal), or a bare number of bytes; fractions are rounded. Raises ValueError."""
+    """Return the bytes of `10GiB` (binary), `500MB` (decimal), or of a bare number of bytes; fractions are rounded.
+    Raises ValueError."""
     matched = _SIZE.fullmatch(text.strip())
     if matched is None:
         raise ValueError("write it with KiB, MiB, GiB or TiB, or with kB, MB, GB or TB")
@@ -34,5 +35,5 @@ def size_bytes(text: str) -> int:
 
 
 def many(number: int, word: str) -> str:
-    """`1 worker`, `2,000 workers`: for words that take an s."""
+    """Return a count with its word, as `1 worker` or `2,000 workers`, for words whose plural ends in s."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -1,7 +1,7 @@
-"""Archives of files: packing, checks of what they may hold, and unpacking.
+"""Archives of files: makes them, checks what they have, and unpacks them.
 
-It is a tar file. Regular files, folders, and links to something below the same folder: nothing that it holds names a
-place outside the folder that it is unpacked into, and nothing is written through a link.
+An archive is a tar file with regular files, folders, and links to something below the same folder: nothing in it names
+a place outside of the folder into which it is unpacked, and nothing is written through a link.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Member(tarfile.TarInfo):
 
 
 def check_members(archive: tarfile.TarFile, bytes_max: int) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an archive, each once it is known to be harmless. Raises BadArchive."""
+    """Yield the members of an archive, each after it was checked. Raises BadArchive."""
     links: set[PurePosixPath] = set()
     count = size = 0
     for member in archive:
@@ -88,9 +88,9 @@ def stays_below(path: str) -> bool:
 
 
 def link_stays_below(link: PurePosixPath, target: str) -> bool:
-    """Return whether a symbolic link points below the folder, also where it points at another such link.
+    """Return whether a symbolic link points below the folder, even if it points at another such link.
 
-    So `..` may stand at its beginning alone: behind the name of another link it would count from that one's target.
+    So `..` may only be at its beginning: after the name of another link, it would count from that link's target.
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
     up = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
@@ -106,11 +106,11 @@ def unpack(
     only: str = "",
     keep_modes: bool = False,
 ) -> int:
-    """Unpack a tar file into a folder that no other process writes to; returns how many members that made. With
-    `only` what has that name or lies below it is unpacked, and no more.
+    """Unpack a tar file into a folder to which no other process writes. Returns how many members that made.
 
-    With `ids` everything belongs to that user and group. With `keep_modes` a file has the archive's mode, as far as
-    the umask lets it; else each user may read it. Raises BadArchive, and OSError for what the disk refuses.
+    With `only`, just the member of that name and what lies below it. With `ids`, everything belongs to that user and
+    group. With `keep_modes`, a file has the archive's mode, as far as the umask allows; otherwise every user may read
+    it. Raises BadArchive, and OSError for what the disk refuses.
     """
     count = 0
     try:
@@ -133,7 +133,7 @@ def unpack(
 def _make(
     member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None, keep_modes: bool
 ) -> None:
-    """Make one member that was checked; `TarFile.extract` takes three times as long over it."""
+    """Make one member that was checked. `TarFile.extract` takes three times as long for it."""
     path = os.path.join(into, member.name)
     if member.isdir():
         _make_folders(path, ids)
@@ -171,7 +171,7 @@ def _make_folders(path: str, ids: tuple[int, int] | None) -> None:
 
 
 def empty(folder: str | Path) -> None:
-    """Remove all that is in a folder that no other process writes to. Raises OSError."""
+    """Remove everything in a folder to which no other process writes. Raises OSError."""
     for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
@@ -192,7 +192,8 @@ def compressed(tar: IO[bytes]) -> Iterator[bytes]:
 
 
 class Inflating:
-    """Takes a gzip stream in pieces and writes what it holds, up to a bound; then knows its SHA-256."""
+    """Takes a gzip stream in pieces and writes its content, up to a bound. Knows the SHA-256 of the content at the
+    end."""
 
     def __init__(self, into: BinaryIO, bytes_max: int) -> None:
         self._into = into
@@ -202,7 +203,7 @@ class Inflating:
         self._digest = hashlib.sha256()
 
     def feed(self, data: bytes) -> None:
-        """Take the next piece. Raises BadArchive beyond the bound, and for what is no gzip."""
+        """Take the next piece. Raises BadArchive if the content is beyond the bound, or if this is no gzip."""
         try:
             while data:
                 plain = self._inflater.decompress(data, _READ_BYTES)

@@ -1,7 +1,7 @@
-"""A timer on CLOCK_BOOTTIME, for the fence deadline.
+"""A timer on CLOCK_BOOTTIME, for the deadline of the fence.
 
-asyncio's timers run on CLOCK_MONOTONIC, which stands still while the machine is suspended: a deadline that passed in
-the sleep would be kept too late by the length of it. Source: timerfd_create(2).
+asyncio's timers run on CLOCK_MONOTONIC, which stands still while the machine is suspended. A deadline that passes
+meanwhile would be met too late by the time of the suspension. Source: timerfd_create(2).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class BoottimeTimer:
-    """One deadline at a time; `callback` is called in the loop once it has passed."""
+    """A timer with one deadline at a time. `callback` is called in the loop once it has passed."""
 
     __slots__ = ("_callback", "_descriptor", "_loop")
 
@@ -41,7 +41,7 @@ class BoottimeTimer:
         loop.add_reader(self._descriptor, self._fired)
 
     def arm(self, deadline_boottime_s: float | None) -> None:
-        """Replace the deadline; None disarms. One that has passed already fires in the loop's next turn."""
+        """Replace the deadline; None removes it. One that has already passed fires in the loop's next turn."""
         value = _TimerSpec()
         if deadline_boottime_s is not None:
             total_ns = max(1, int(deadline_boottime_s * 1e9))  # all zero would disarm it

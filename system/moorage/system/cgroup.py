@@ -1,8 +1,8 @@
 """Cgroups of version 2 for the members of one supervisor: create, kill, prove empty, remove.
 
-The hierarchy is found by its file system type, so that a hybrid layout (version 1 beside it, version 2 without
-controllers under `unified/`) serves as well: killing and proof of emptiness need no controller.
-Source: the kernel's Documentation/admin-guide/cgroup-v2.rst; `cgroup.kill` exists since Linux 5.14.
+The hierarchy is found by its file system type, so a hybrid layout works as well (version 1 beside it, version 2 without
+controllers under `unified/`): killing and proving empty need no controller. Source: the kernel's
+Documentation/admin-guide/cgroup-v2.rst; `cgroup.kill` exists since Linux 5.14.
 """
 
 import errno
@@ -16,7 +16,7 @@ CPU_QUOTA_US_MIN: Final = 1_000
 
 
 def parse_mountinfo(text: str) -> tuple[str, str] | None:
-    """(root inside the hierarchy, mount point) of the first cgroup2 mount in a /proc/PID/mountinfo, if any."""
+    """Return the first cgroup2 mount in a /proc/PID/mountinfo as (root inside the hierarchy, mount point), or None."""
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
         fields = left.split()
@@ -47,7 +47,7 @@ def own_path(pid: int) -> str | None:
 
 
 def own_cgroup() -> Path | None:
-    """Return the folder of this process's own version 2 cgroup, None where no such hierarchy is mounted or visible."""
+    """Return the folder of this process's own version 2 cgroup; None if no such hierarchy is mounted or visible."""
     try:
         mount = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
         own = parse_own_path(Path("/proc/self/cgroup").read_text())
@@ -75,7 +75,8 @@ class CgroupFolder:
         return os.path.isdir(self.path)
 
     def is_empty(self) -> bool:
-        """Return whether no live process is in it or below it. True when it is gone: only empty ones can be removed."""
+        """Return whether no live process is in it or below it. If it is gone, this is True, because only empty groups
+        can be removed."""
         try:
             text = _read(self.path + "/cgroup.events")
         except FileNotFoundError:
@@ -87,7 +88,7 @@ class CgroupFolder:
         return "populated 0" in text
 
     def kill(self) -> None:
-        """Send SIGKILL to every process in it and below it, forks in flight included. Does nothing when it is gone."""
+        """Send SIGKILL to every process in it and below it, forks in progress included. Does nothing if it is gone."""
         try:
             _write(self.path + "/cgroup.kill", "1")
         except FileNotFoundError:
@@ -105,7 +106,7 @@ class CgroupFolder:
                 continue
 
     def pids(self) -> list[int]:
-        """Return the pids of live processes in it and below it, in no order; empty when it is gone."""
+        """Return the pids of live processes in it and below it, in no order; none if it is gone."""
         found: list[int] = []
         for folder, _, _ in os.walk(self.path):
             try:
@@ -115,7 +116,7 @@ class CgroupFolder:
         return found
 
     def remove(self) -> bool:
-        """Remove it and its sub-groups. True when it is gone, which proves that no process was left in it."""
+        """Remove it and its sub-groups. Returns True if it is gone, which proves that no process was left in it."""
         try:
             os.rmdir(self.path)
         except FileNotFoundError:
@@ -151,9 +152,10 @@ class CgroupBase(CgroupFolder):
 
     @classmethod
     def open(cls, name: str, under: Path | None = None) -> "CgroupBase | None":
-        """Make (or find) the group `name` under this process's own one, or under `under`. None when not writable.
+        """Make (or find) the group `name` under this process's own group, or under `under`. Returns None if that is not
+        writable.
 
-        Starting a process in a group needs the right to write `cgroup.procs` there and in the common ancestor.
+        To start a process in a group, this user must be able to write `cgroup.procs` there and in the common ancestor.
         """
         parent = own_cgroup() if under is None else under
         if parent is None or not os.access(parent / "cgroup.procs", os.W_OK):
@@ -182,7 +184,7 @@ class CgroupBase(CgroupFolder):
     def create(self, name: str, cpu_milli: int | None, memory_bytes: int | None) -> tuple[CgroupFolder, list[str]]:
         """Return a new, empty group for one member, and the names of the limits that cannot be set here.
 
-        `FileExistsError` when a former one of that name still holds a process.
+        Raises `FileExistsError` if an older group of that name still has a process.
         """
         folder = CgroupFolder(f"{self.path}/{name}")
         try:

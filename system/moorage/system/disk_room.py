@@ -1,7 +1,7 @@
-"""Bounds the output on the state folder's disk: without room for the journal all jobs would end.
+"""Limits the output of jobs on the disk of the state folder, because without room for the journal all jobs would end.
 
-What the supervisor and the agent must not forget stands in journals of some MiB on the same file system as the jobs'
-output. A job that writes without end would fill it up to `output_cap_bytes`, and a disk may be smaller than that.
+The journals of the supervisor and the agent, some MiB, are on the same file system as the jobs' output. A job that
+writes without end would fill it up to `output_cap_bytes`, and a disk may be smaller than that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ LOOK_BYTES: Final = 1024**2
 
 
 def spare_bytes(folder: Path) -> int:
-    """Return the bytes that output may still take there; negative once the reserve is used. Raises OSError."""
+    """Return how many bytes output may still take there; negative if the reserve is in use. Raises OSError."""
     found = os.statvfs(folder)
     free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
     return free * found.f_frsize - min(RESERVE_BYTES, found.f_blocks * found.f_frsize // RESERVE_PART)
 
 
 class DiskRoom:
-    """The bytes that the output of all members of one supervisor may still take. Not thread-safe."""
+    """How many bytes the output of all members of one supervisor may still take. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The log of moorage's processes: each entry is one line, also with text from users in it."""
+"""The log of moorage's processes: each entry is one line, even if it has text of users in it."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Return a `preexec_fn` that sets SIGTERM as death signal, sent when the calling *thread* ends (PR_SET_PDEATHSIG).
+    """Return a `preexec_fn` after which the child gets SIGTERM when the calling *thread* ends (PR_SET_PDEATHSIG).
 
-    The library is loaded before the fork, as loading is not safe between fork and exec.
+    The library is loaded before the fork, because loading is not safe between fork and exec.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()

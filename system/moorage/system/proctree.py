@@ -1,6 +1,6 @@
-"""Processes as /proc shows them: parents and children, marks in environments, and which are still alive.
+"""Processes as /proc shows them: parents and children, marks in environments, and which of them live.
 
-A process is named by (pid, start time), since a pid alone is used again. Sources: proc(5), prctl(2), pidfd_open(2).
+A process is named by (pid, start time), because a pid alone is used again. Sources: proc(5), prctl(2), pidfd_open(2).
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The fields of /proc/PID/stat that are needed here; `start_ticks` counts from boot in 1/`TICKS_PER_S` s."""
+    """The needed fields of /proc/PID/stat. `start_ticks` counts from boot in 1/`TICKS_PER_S` s."""
 
     pid: int
     parent: int
@@ -44,7 +44,7 @@ class Process:
 
     @property
     def dead(self) -> bool:
-        """Whether it only waits to be reaped: it runs no more and holds nothing."""
+        """Whether it has ended and only waits to be reaped."""
         return self.state in "ZX"
 
 
@@ -61,7 +61,7 @@ def boot_id(root: Path = Path("/")) -> str:
 
 
 def boottime_s() -> float:
-    """Return CLOCK_BOOTTIME: seconds since boot, suspend included."""
+    """Return CLOCK_BOOTTIME: the seconds since boot, with the time in suspension."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -74,7 +74,7 @@ def sees_all_pids() -> bool:
 
 
 def read_process(pid: int) -> Process | None:
-    """Return one process, None when there is none of that pid."""
+    """Return one process, or None if no process has that pid."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             text = file.read()
@@ -99,10 +99,10 @@ def all_processes() -> list[Process]:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of one process, zombies included, of all its threads.
+    """Return the direct children of one process, of all its threads, zombies included.
 
-    The kernel may skip a child when another is reaped during the read (proc(5)); for the calling process's own
-    children that cannot happen, since only it can reap them, so for it the list is whole.
+    The kernel may leave out a child if another one is reaped during the read (proc(5)). For the calling process's own
+    children this cannot happen, because only it can reap them.
     """
     found: list[int] = []
     try:
@@ -121,7 +121,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(roots: Iterable[int]) -> list[int]:
-    """Return the roots and all that descends from them, parents before children."""
+    """Return the roots and all of their descendants, parents before children."""
     found: list[int] = []
     seen: set[int] = set()
     waiting = list(roots)
@@ -138,7 +138,7 @@ def descendants(roots: Iterable[int]) -> list[int]:
 def marks_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
     """Return the `NAME=value` entries by which processes of a member with this environment are known; may be empty.
 
-    The mark of the state folder alone names no member.
+    The mark of the state folder alone identifies no member.
     """
     names = [name for name in MARK_NAMES if name in environ]
     if names and STATE_MARK in environ:
@@ -147,10 +147,10 @@ def marks_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def read_environ(pid: int) -> frozenset[bytes] | None:
-    """Return the entries of a process's environment as it was at exec. None when it is gone.
+    """Return the entries of a process's environment as they were at its exec; None if the process is gone.
 
-    Raises `PermissionError` for a process of another user. Empty for kernel threads and zombies, and for a process
-    that overwrote its environment.
+    Raises `PermissionError` for a process of another user. Empty for kernel threads, for zombies, and for a process
+    that has overwritten its environment.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
@@ -160,7 +160,7 @@ def read_environ(pid: int) -> frozenset[bytes] | None:
 
 
 def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> bool:
-    """Send a signal to exactly this process, never to a later one of its pid. False when it was gone."""
+    """Send a signal to exactly this process, never to a later one with its pid. Returns False if it was gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -178,10 +178,11 @@ def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> b
 
 
 def kill_trees(roots: Iterable[int]) -> int:
-    """Send SIGKILL to the roots and all their descendants, children first so that none is orphaned on the way.
+    """Send SIGKILL to the roots and all their descendants. Returns how many were killed.
 
-    All are stopped before, parents first: a parent that saw its child die could go on, fork, or exit as if all were
-    well. Returns how many were killed. A process forked meanwhile is missed: repeat until nothing is left.
+    First all of them are stopped, parents before children, because a parent that sees its child die could fork, or exit
+    as if all were well. Then they are killed, children before parents, so that none loses its parent on the way. A
+    process that is forked meanwhile is missed: repeat until nothing is left.
     """
     found = [read_process(pid) for pid in descendants(roots)]
     living = [process for process in found if process is not None and not process.dead]
@@ -192,7 +193,7 @@ def kill_trees(roots: Iterable[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The result of a scan of all processes' environments."""
+    """The result of a scan of the environments of all processes."""
 
     marked: dict[str, list[Process]]
     """By the name of the marks that they carry."""
@@ -206,16 +207,16 @@ class Scan:
 
 
 def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
-    """Return the entry of a state folder's mark; None where there is none, as with supervisors of moorage 0.2."""
+    """Return the entry that marks a state folder; None if there is none, as with supervisors of moorage 0.2."""
     return next((entry for entry in entries if entry.startswith(_STATE_MARK_ENTRY)), None)
 
 
 def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
-    """Look for each named set of marks in every /proc/PID/environ. A set matches where all of it is present.
+    """Look for each named set of marks in every /proc/PID/environ. A process matches a set if it has all of its marks.
 
-    A set without a state folder's mark, as an older supervisor wrote it, matches no process that carries one: that is
-    another deployment's. Where this process is not root, processes of other users are left out: its children could
-    not become them, set-user-ID programs aside.
+    A set without a state folder's mark, which an older supervisor wrote, does not match a process that has one, since
+    that belongs to another deployment. If this process is not root, processes of other users are left out: its children
+    cannot become such, except by set-user-ID programs.
     """
     wanted = [(name, frozenset(entries)) for name, entries in marks.items() if entries]
     found = Scan(marked={}, others=[], unreadable=[], state_marks={})

@@ -34,7 +34,8 @@ def peer_of(connection: socket.socket) -> Peer:
 
 @contextlib.contextmanager
 def open_folder(folder: Path) -> Iterator[str]:
-    """A short path of the folder, good while open: a UNIX socket's own path has at most 107 bytes."""
+    """Yield a short path of the folder, usable until the block ends: the path of a UNIX socket has at most 107
+    bytes."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}"
@@ -45,8 +46,8 @@ def open_folder(folder: Path) -> Iterator[str]:
 def listen(path: Path, gid: int | None = None) -> socket.socket:
     """Return a listening socket of mode 0600, or 0660 for a group `gid`, in place of a file of that name.
 
-    A server on it is made with `SERVER_OPTIONS`.
-    The caller knows that no other process listens there. Raises `OSError`.
+    A server on it is made with `SERVER_OPTIONS`. The caller has to know that no other process listens there. Raises
+    `OSError`.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

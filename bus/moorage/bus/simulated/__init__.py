@@ -1,1 +1,1 @@
-"""The twin of NATS, its network, its clock and its processes, in this process and in virtual time."""
+"""A simulated NATS with its network, clock and processes, within this process and in virtual time."""

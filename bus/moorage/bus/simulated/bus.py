@@ -73,7 +73,7 @@ class SimulatedSubscription:
 
 
 class _Account:
-    """What one account sees: its subscriptions and its streams."""
+    """An account: its subscriptions and its streams."""
 
     def __init__(self) -> None:
         self.streams = Streams()
@@ -129,7 +129,7 @@ class _Account:
 class SimulatedBus:
     """One simulated server. Connections of one account hear each other; each account has its own JetStream.
 
-    It needs a running loop only once something is sent. Counters of the faults: `network.counters`.
+    It needs a running loop only once something is sent. `network.counters` counts the faults.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class SimulatedBus:
         return found
 
     def number(self) -> int:
-        """Of the next connection: no two ever share an inbox."""
+        """Return a number for the next connection, so that no two connections ever share an inbox."""
         self._connected += 1
         return self._connected
 
@@ -248,7 +248,7 @@ class SimulatedBus:
             self._answer_batch(account, reply, replies)
 
     def _answer_batch(self, account: _Account, reply: str, replies: list[tuple[bytes, dict[str, str] | None]]) -> None:
-        """Whole or not at all: one TCP connection loses nothing out of the middle."""
+        """Send all messages of a batch or none of them: one TCP connection never loses a part out of the middle."""
         for each in account.hearers(reply, self.network.random.choice):
 
             def arrive(each: SimulatedSubscription = each) -> None:
@@ -259,7 +259,8 @@ class SimulatedBus:
 
 
 class SimulatedConnection(Link):
-    """What `connection.Connection` is, on a `SimulatedBus`; `lose` and `restore` are the faults of its own link."""
+    """A connection to a `SimulatedBus`, with the methods of `connection.Connection`. `lose` and `restore` break and
+    mend its link."""
 
     def __init__(
         self,
@@ -292,7 +293,8 @@ class SimulatedConnection(Link):
     # -- the transport ------------------------------------------------------------------------------------------
 
     async def send(self, batch: Iterable[Outgoing]) -> int:
-        """As `Connection.send`: dropped and counted while disconnected, too large, or with a blank in the subject."""
+        """Do the same as `Connection.send`. Messages are dropped and counted while disconnected, if too large, or with
+        a blank in the subject."""
         self._check_open()
         handed = 0
         for subject, payload, reply in batch:
@@ -313,7 +315,7 @@ class SimulatedConnection(Link):
         return handed
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
-        """As `Connection.subscribe`."""
+        """Do the same as `Connection.subscribe`."""
         subscription = await self.subscribe_ahead(subject, handler, queue)
         try:
             await asyncio.sleep(0)
@@ -323,7 +325,7 @@ class SimulatedConnection(Link):
         return subscription
 
     async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
-        """As `Connection.subscribe_ahead`."""
+        """Do the same as `Connection.subscribe_ahead`."""
         self._check_open()
         check_filter(subject)
         subscription = SimulatedSubscription(self, subject, handler, queue)
@@ -331,7 +333,7 @@ class SimulatedConnection(Link):
         return subscription
 
     async def flush(self, timeout_s: float = 5.0) -> None:
-        """The simulated server knows of everything at once; waits for the connection. Raises as `Connection.flush`."""
+        """Wait for the connection: the simulated server knows everything at once. Raises as `Connection.flush`."""
         self._check_open()
         await self._await_connected("PING", timeout_s)
 
@@ -373,13 +375,14 @@ class SimulatedConnection(Link):
     # -- faults of its own link ---------------------------------------------------------------------------------
 
     def lose(self) -> None:
-        """The link breaks: what is awaited fails as `Disconnected`, what arrives meanwhile is lost."""
+        """Break the link: everything that is awaited fails with `Disconnected`, and messages that arrive meanwhile are
+        lost."""
         if not self.is_connected:
             return
         self._lost()
 
     def restore(self) -> None:
-        """The link is back, with every subscription."""
+        """Mend the link, with every subscription."""
         if self.state is State.RECONNECTING:
             self.counters.reconnects += 1
             self._connected.set()
@@ -432,7 +435,7 @@ class SimulatedConnection(Link):
         self._account.remove(subscription)
 
     def _cut(self) -> None:
-        """The server lets go of it: nothing reaches it, nothing leaves it."""
+        """Cut the connection at the server: no message reaches it or leaves it any more."""
         for subscription in self._account.of(self):
             self.forget(subscription)
         self._connected.clear()

@@ -40,19 +40,21 @@ SETTLE_S: Final = 0.001
 
 
 class Sleeper(Protocol):
-    """What may sleep while nothing but its own upkeep is due."""
+    """A simulated process that may be skipped while nothing but its own upkeep is due."""
 
     process: Process
 
     def idle_until_s(self) -> float:
-        """Return until when only upkeep is due here if nothing comes from outside, as time of the loop; 0 if busy."""
+        """Return until what time of the loop only upkeep is due here if nothing comes from outside; 0 if something else
+        is due."""
 
     def slept(self, seconds: float) -> None:
-        """So much time was skipped: the timers of `process` are set later by it already."""
+        """Learn that this much time was skipped. The timers of `process` have already been set later by it."""
 
 
 class Stalled(Exception):
-    """Nothing can happen any more, something happens again and again at one instant, or the limit of time is past."""
+    """Nothing can happen any more, something happens again and again at one instant, or the limit of time has
+    passed."""
 
 
 class SimulatedClock:
@@ -76,7 +78,7 @@ class SimulatedClock:
     def advance(self, seconds: float) -> None:
         """Let time pass at once, as if the process had been stopped: what was due meanwhile runs next, late.
 
-        To wait as everybody else does, `await asyncio.sleep(seconds)`. Raises ValueError for a step backwards.
+        To wait normally, use `await asyncio.sleep(seconds)`. Raises ValueError for a step backwards.
         """
         if not seconds >= 0:
             raise ValueError(f"time does not go back: {seconds} s")
@@ -173,7 +175,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         return step
 
     def _run_once(self) -> None:
-        """One turn, as `BaseEventLoop` has it: what is due becomes ready, and what was ready then runs."""
+        """Run one turn of the loop, as `BaseEventLoop` does: what is due becomes ready, and what was ready runs."""
         ready, timers = self._ready, self._timers
         self._turns += 1
         if self._turns > TURNS_MAX:  # no test's timeout ends it: asyncio logs what a callback raises
@@ -229,7 +231,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
             sleeper.process.call(sleeper.slept, skipped_s)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """At once and in this thread: a real one would bring back chance."""
+        """Run the function now and in this thread: another thread would bring back chance."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -238,7 +240,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         return future
 
     def _write_to_self(self) -> None:
-        """There is no other thread to be woken from."""
+        """Do nothing: no other thread has to wake the loop."""
 
 
 def let_sleep(sleeper: Sleeper) -> Callable[[], None]:

@@ -22,11 +22,12 @@ UNDER_WAY_MAX: Final = 1_000_000
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """What may befall a message, each a chance of 0..1. `delay_ms` is (least, most), drawn evenly.
+    """What may happen to a message, each with a probability of 0..1. `delay_ms` is (least, most), drawn evenly.
 
-    Messages of one pair keep their order; with the chance `reorder` one is held back for up to `reorder_ms` more and
-    those behind it pass. `lose_ack`: an append is stored and its answer lost, so the caller cannot tell. `deny_ack`: of
-    these, how many are not lost but a refusal (10071), as servers give it when a stream changes its leader.
+    Messages of one pair keep their order, but with the probability `reorder` a message is held back for up to
+    `reorder_ms` more, and those after it pass. `lose_ack`: an append is stored and its answer lost, so the caller
+    cannot know. `deny_ack`: the part of these in which a refusal (10071) comes in place of the answer, as servers send
+    it when a stream changes its leader.
     """
 
     drop: float = 0.0
@@ -46,7 +47,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultyNetwork:
-    """Carries messages between parties, which are named: connections by their own name, the server as `SERVER`.
+    """Carries messages between parties, which have names: connections their own, the server `SERVER`.
 
     `counters`: carried, dropped, cut (by a partition), duplicated, reordered, lost_acks, denied_acks.
     """
@@ -82,11 +83,12 @@ class FaultyNetwork:
     # -- what a test sets ---------------------------------------------------------------------------------------
 
     def between(self, one: str, other: str, faults: Faults) -> None:
-        """Faults of this pair alone, both ways, in place of the general ones."""
+        """Set the faults between these two parties, in both directions, in place of the general ones."""
         self._by_pair[frozenset((one, other))] = faults
 
     def partition(self, *groups: Iterable[str]) -> None:
-        """Cut these groups off from each other, messages under way included. Connections in no group reach all."""
+        """Cut these groups off from each other; messages on their way are lost, too. Connections in no group reach
+        all."""
         self._groups = [frozenset(group) for group in groups]
 
     def heal(self) -> None:
@@ -119,7 +121,7 @@ class FaultyNetwork:
         return None in sides or sides[0] == sides[1]
 
     def loses_ack(self, name: str) -> bool:
-        """Drawn once an append of this connection is stored."""
+        """Return whether the answer to an append that was just stored is lost."""
         lost = self._acks_to_lose[name] > 0
         if lost:
             self._acks_to_lose[name] -= 1
@@ -129,14 +131,14 @@ class FaultyNetwork:
         return lost
 
     def denies_ack(self, name: str) -> bool:
-        """Drawn once an acknowledgement is lost: whether a refusal takes its place."""
+        """Return whether a refusal takes the place of an answer that is lost."""
         chance = self.of(name, SERVER).deny_ack
         denied = chance > 0 and self.random.random() < chance
         self.counters["denied_acks"] += denied
         return denied
 
     def carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
-        """Call `arrive` when the message gets there: once, twice or never."""
+        """Call `arrive` when the message arrives: once, twice or never."""
         if self._groups and not self.reaches(sender, receiver):
             self.counters["cut"] += 1
             return
@@ -168,7 +170,8 @@ class FaultyNetwork:
         self._set_timer(loop)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer for the earliest arrival: asyncio's own heap would not keep the order of equal times."""
+        """Set the one timer, for the earliest arrival. A timer for each would lose the order of messages that arrive at
+        the same time."""
         due_s = self._under_way[0][0]
         if self._timer is not None and self._loop is loop:
             if self._timer_due_s <= due_s:
@@ -184,7 +187,7 @@ class FaultyNetwork:
         )
 
     def _arrive(self) -> None:
-        """What is due now gets there, in order; what that sends in turn goes with the next turn of the loop."""
+        """Deliver in order what is due now. What the receivers send in return goes in the loop's next turn."""
         self._timer = None
         loop, last = asyncio.get_running_loop(), self._sent
         now_s, carried = loop.time(), 0

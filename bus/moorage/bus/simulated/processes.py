@@ -49,40 +49,41 @@ class Process:
         return self._context.copy()
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """The loop's: a task that was begun here."""
+        """Note a task that was begun in this process. Called by the loop."""
         self._tasks.append(task)
         if len(self._tasks) >= self._tasks_looked_at:  # a callback for each task would be a step of the loop more
             self._tasks = [task for task in self._tasks if not task.done()]
             self._tasks_looked_at = 2 * len(self._tasks) + TASKS_LOOKED_AT
 
     def call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Something arrives from outside, such as a message: at once, or once the process goes on; never when dead."""
+        """Call a function for something that arrives from outside, such as a message: at once, or later if the process
+        is stopped, and never if it is dead."""
         if self.is_stopped:
             self._kept.append(Step(self, callback, args, asyncio.get_running_loop(), self._context, from_outside=True))
         elif not self.is_dead:
             self._context.copy().run(callback, *args)
 
     def stop(self) -> None:
-        """As SIGSTOP: nothing of it runs until `go_on`."""
+        """Stop the process as SIGSTOP does: nothing of it runs until `go_on`."""
         self.is_stopped = True
 
     def go_on(self) -> None:
-        """As SIGCONT: everything that was due runs now, in its order."""
+        """Let the process go on as SIGCONT does: everything that was due runs now, in its order."""
         self.is_stopped = False
         kept, self._kept = self._kept, deque()
         for step in kept:
             step.go_on()
 
     def doom(self, acts: int, on_doom: Callable[[], object]) -> None:
-        """Call `on_doom`, which must kill it, in place of the `acts`-th thing that it does from now on.
+        """Call `on_doom`, which must kill the process, in place of the `acts`-th act of the process from now on.
 
-        A thing done is what another process can see: a message sent, a write, a word to another process. What the code
-        goes on to do within the same step reaches no other process, so this is a crash between any two of them.
+        An act is what another process can see: a message sent, a write, a word to another process. What the code still
+        does within the same step reaches no other process, so this is a crash between any two acts.
         """
         self._doomed_in, self._on_doom = acts, on_doom
 
     def acts(self) -> None:
-        """It is about to do something that others can see."""
+        """Tell that the process is about to do something that others can see."""
         if self._doomed_in and not self.is_dead:
             self._doomed_in -= 1
             if not self._doomed_in:
@@ -91,7 +92,8 @@ class Process:
     def kill(self) -> list[asyncio.Task[Any]]:
         """End the process as SIGKILL does: it sends nothing more, and its tasks are cancelled. Returns these tasks.
 
-        Their `finally` blocks run, in this process alone: whatever they could reach is cut before, by `on_kill`.
+        Their `finally` blocks run, but change nothing outside of this process: `on_kill` has cut off everything that
+        they could reach.
         """
         if self.is_dead:
             return []
@@ -109,10 +111,8 @@ class Process:
 
 
 class Step(asyncio.TimerHandle):
-    """A callback as the simulated loop holds it, of a process or of none.
-
-    `from_outside`, as a timer or a message: a dead process hears none.
-    """
+    """A callback in the simulated loop, of a process or of none. A dead process gets no callback with `from_outside`,
+    such as a timer or a message."""
 
     __slots__ = ("from_outside", "process")
 
@@ -154,12 +154,12 @@ class Step(asyncio.TimerHandle):
             asyncio.Handle._run(self)
 
     def put_off(self, seconds: float) -> Step:
-        """This timer goes off so much later."""
+        """Let this timer fire that much later."""
         self._when += seconds
         return self
 
     def go_on(self) -> None:
-        """Its process goes on: due now, behind what is due already."""
+        """Make it due now, after what is due already: its process goes on."""
         if not self.cancelled():
             self._loop._ready.append(self)  # type: ignore[attr-defined]  # where `call_soon` puts handles
 

@@ -67,7 +67,7 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class ApiRefusal(Exception):
-    """The server's error: status, its own number, and its words."""
+    """A refusal of the server: its status, its own number, and its text."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(description)
@@ -85,7 +85,7 @@ def matches(pattern: list[str], tokens: list[str]) -> bool:
 
 
 def literal_head(pattern: str) -> str:
-    """What every subject that the filter names begins with: all up to its first wildcard."""
+    """Return how every subject that matches the filter begins: all of the filter up to its first wildcard."""
     return pattern[: min((at for at in (pattern.find("*"), pattern.find(">")) if at >= 0), default=len(pattern))]
 
 
@@ -124,7 +124,7 @@ class _Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def payload_bytes(self) -> int:
-        """Subject, headers and data: what `max_bytes` of a direct get counts."""
+        """The size of subject, headers and data in bytes, which is what `max_bytes` of a direct get counts."""
         return len(self.subject) + headers_size_bytes(self.headers) + len(self.data)
 
     @property
@@ -133,7 +133,7 @@ class _Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stream:
-    """One stream: its settings and its messages, in order."""
+    """A stream: its settings and its messages, in order."""
 
     def __init__(self, config: dict[str, Any], first_seq: int = 0) -> None:
         self.configure(config)
@@ -151,7 +151,8 @@ class Stream:
         self._heads = tuple(literal_head(subject) for subject in config["subjects"])
 
     def takes(self, subject: str) -> bool:
-        """Return whether a message on this subject is stored here; nearly all are not, and that is seen at once."""
+        """Return whether the stream stores messages on this subject. It is fast for the many subjects that it does not
+        store."""
         if not subject.startswith(self._heads):
             return False
         tokens = subject.split(".")
@@ -173,7 +174,7 @@ class Stream:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def append(self, subject: str, data: bytes, headers: Headers) -> dict[str, Any]:
-        """The acknowledgement. Raises ApiRefusal, in the order in which the server checks."""
+        """Store a message and return the acknowledgement. Raises ApiRefusal; the checks are in the server's order."""
         self._expire()
         found = headers or {}
         if found.get(EXPECTED_STREAM, self.config["name"]) != self.config["name"]:
@@ -288,7 +289,7 @@ class Stream:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def last_of(self, subject: str) -> int:
-        """Return the last sequence of a subject (a filter), 0 for none."""
+        """Return the last sequence of a subject (a filter); 0 if there is none."""
         if (own := self.by_subject.get(subject)) is not None:
             return next(reversed(own))
         pattern = subject.split(".")
@@ -298,7 +299,7 @@ class Stream:
         return max(of_match, default=0)
 
     def read(self, from_seq: int, subject: str = "") -> Iterator[_Message]:
-        """The messages from a sequence on, of the subjects that match."""
+        """Return the messages from a sequence on, of the subjects that match."""
         self._expire()
         pattern = subject.split(".") if subject not in ("", ">") else None
         wanted = {own for own in self.by_subject if pattern is None or matches(pattern, own.split("."))}
@@ -323,7 +324,7 @@ class Stream:
 
 
 class Streams:
-    """The JetStream of one account: its streams and the API behind `$JS.API.`."""
+    """The JetStream of one account: its streams, and the API behind `$JS.API.`."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Stream] = {}
@@ -332,18 +333,20 @@ class Streams:
         return next((stream for stream in self.by_name.values() if stream.takes(subject)), None)
 
     def store(self, stream: Stream, subject: str, data: bytes, headers: Headers) -> tuple[bytes, bool]:
-        """What the publisher is told, and whether the message is stored."""
+        """Store a message in the stream that takes its subject. Returns the answer to its publisher, and whether it was
+        stored."""
         try:
             return _encode(stream.append(subject, data, headers)), True
         except ApiRefusal as refusal:
             return _encode({"error": refusal.error, "stream": stream.config["name"], "seq": 0}), False
 
     def denial(self, stream: Stream) -> bytes:
-        """What a publisher is told of a message that is stored all the same, when it came to two stream leaders."""
+        """Return the refusal that a publisher gets although the message is stored, because the stream's leader changed
+        meanwhile."""
         return _encode({"error": _wrong_last(stream.last_seq).error, "stream": stream.config["name"], "seq": 0})
 
     def ask(self, verb: str, data: bytes) -> list[Reply]:
-        """Return the answers to a request on `$JS.API.<verb>`; [] where the server would not answer."""
+        """Return the answers to a request on `$JS.API.<verb>`; [] if the server would not answer."""
         if verb.startswith("DIRECT.GET."):
             return self._direct_get(verb.removeprefix("DIRECT.GET."), data)
         kind, _, name = verb.rpartition(".")
@@ -402,7 +405,8 @@ class Streams:
         return _info(there)
 
     def _config(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        """The settings with the defaults. Raises ApiRefusal for those that it does not know and for an overlap."""
+        """Return the settings with their defaults. Raises ApiRefusal for unknown settings, and if another stream takes
+        the same subjects."""
         for key, value in request.items():
             if key not in ("name", "subjects", "metadata", "first_seq", *_DEFAULTS) and value:
                 raise ApiRefusal(501, 0, f"the simulated bus has no {key}")
@@ -446,7 +450,7 @@ _NOT_FOUND: Final[Reply] = (b"", {"Status": "404", "Description": "Message Not F
 
 
 def _number(text: str) -> int:
-    """Return a sequence in a header; what is none matches none."""
+    """Return the sequence in a header; a text that is no number matches no sequence."""
     return int(text) if text.isascii() and text.isdigit() else -1
 
 
@@ -498,7 +502,7 @@ def _direct_headers(stream: str, message: _Message) -> dict[str, str]:
 
 
 def _rfc3339(wall_ns: int) -> str:
-    """As Go writes it: nanoseconds without trailing zeros."""
+    """Return a time as Go writes it: nanoseconds without trailing zeros."""
     seconds, rest = divmod(wall_ns, 1_000_000_000)
     return f"{_rfc3339_second(seconds)}{f'.{rest:09d}'.rstrip('0') if rest else ''}Z"
 

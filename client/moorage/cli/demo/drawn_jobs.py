@@ -1,4 +1,5 @@
-"""What the demo asks for: hosts and requests drawn from a real cluster's trace, and a few jobs with a purpose."""
+"""The hosts and the requests of the demo: drawn from the trace of a real cluster, with a few jobs that test one thing
+each."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ GANG_RANKS: Final = 4
 
 
 class Planned(msgspec.Struct):
-    """One request and how it should end. `runs` is how many processes should start for it in all."""
+    """A request, how its job should end (`expect`), and how many processes should be started for it in all (`runs`)."""
 
     name: str
     request: dict[str, Any]
@@ -31,7 +32,8 @@ class Planned(msgspec.Struct):
 
 
 def hosts(count: int, seed: int) -> list[SimulatedHost]:
-    """Real hosts of the trace; among the first draws every model stands at least once."""
+    """Draw `count` hosts of the trace, the same ones for the same seed. One host of each model that was drawn is among
+    them."""
     drawn = openb_hosts(DATA / "nodes_sample.csv", 40, seed)
     chosen: list[SimulatedHost] = []
     names: set[str] = set()
@@ -55,7 +57,8 @@ def fleet_file(hosts_: list[SimulatedHost]) -> bytes:
 
 
 def planned(fleet: list[SimulatedHost], count: int, seed: int, record: Path) -> Iterator[Planned]:
-    """`count` requests of the trace that some host of the fleet could run, then those with a purpose."""
+    """Yield `count` requests of the trace that some host of the fleet can run, then the jobs that test one thing
+    each."""
     rows = list(csv.DictReader((DATA / "pods_sample.csv").read_text().splitlines()))
     source = random.Random(seed)
     source.shuffle(rows)

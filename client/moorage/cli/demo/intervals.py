@@ -20,21 +20,23 @@ _END, _BEGIN, _END_AT_ONCE = range(3)
 
 
 def clash(mode: str, other: str) -> bool:
-    """Return whether two holders in these modes must not hold one thing at once, however many it may have."""
+    """Return whether two holders in these modes must not have one thing at the same time, whatever their number."""
     return mode != other or mode == ALONE
 
 
 class Holders(Generic[Thing, Holder]):
-    """The holders of each thing now; `take` and `leave` come in order of time. `most` bounds holders by mode."""
+    """Who has each thing now. Call `take` and `leave` in the order of time. `most` says how many may share a thing, by
+    mode."""
 
     def __init__(self, most: Mapping[str, int] | None = None) -> None:
         self._most = most or {}
         self._held: defaultdict[Thing, dict[Holder, str]] = defaultdict(dict)
 
     def take(self, thing: Thing, holder: Holder, mode: str = ALONE) -> list[Holder]:
-        """Add a holder to a thing. Returns the holders it conflicts with: all sharers where it is one too many.
+        """Let a holder take a thing, and return the holders with which this conflicts: all sharers if they are now one
+        too many.
 
-        A holder that has the thing already changes nothing.
+        A holder that already has the thing changes nothing.
         """
         held = self._held[thing]
         if holder in held:
@@ -46,7 +48,7 @@ class Holders(Generic[Thing, Holder]):
         return beside
 
     def leave(self, thing: Thing, holder: Holder) -> None:
-        """Remove a holder from a thing; it need not have held it."""
+        """Let a holder give up a thing. It need not have had it."""
         held = self._held.get(thing, {})
         held.pop(holder, None)
         if not held:
@@ -54,9 +56,11 @@ class Holders(Generic[Thing, Holder]):
 
 
 class Span(NamedTuple, Generic[Thing, Holder]):
-    """A thing held from `began` until before `ended`, on one clock or count for all.
+    """A time during which a holder had a thing: from `began` until just before `ended`, both by the same clock or count
+    for all spans.
 
-    None where the end was not seen: then only its beginning is sure, and nothing that comes later clashes with it.
+    `ended` is None if the end was not seen. Only the beginning is sure then, and nothing that begins later conflicts
+    with the span.
     """
 
     thing: Thing
@@ -67,7 +71,8 @@ class Span(NamedTuple, Generic[Thing, Holder]):
 
 
 class Overlap(NamedTuple, Generic[Thing, Holder]):
-    """A span that began while conflicting holders had the thing, with these holders."""
+    """A span (`late`) that began while other holders had its thing, and the holders with which it conflicts
+    (`beside`)."""
 
     late: Span[Thing, Holder]
     beside: list[Holder]
@@ -76,10 +81,10 @@ class Overlap(NamedTuple, Generic[Thing, Holder]):
 def overlaps(
     spans: Iterable[Span[Thing, Holder]], most: Mapping[str, int] | None = None
 ) -> Iterator[Overlap[Thing, Holder]]:
-    """Every span that began beside others that it must not be beside, in order of time.
+    """Yield each span that began while holders with which it conflicts had its thing, in the order of time.
 
-    `most` is how many may share a thing, by mode. One holder's spans of one thing are told apart. O(n log n) and the
-    clashes themselves.
+    `most` says how many may share a thing, by mode. Two spans of one holder count as two holders. Takes O(n log n), and
+    time for each conflict.
     """
     edges: list[tuple[float, int, int]] = []
     all_spans = list(spans)

@@ -17,7 +17,7 @@ _SHARERS: Final = SHARERS_MAX[_SHARED]
 
 
 class Verdict(msgspec.Struct):
-    """Counts of one demo. `kept` is whether every promise was."""
+    """The counts of one demo. `kept` says whether every promise was kept."""
 
     accepted: int = 0
     succeeded: int = 0
@@ -49,7 +49,7 @@ class _Run(msgspec.Struct):
 def judge(
     plans: list[Planned], states: dict[str, str], refused: dict[str, str], submitted_ns: dict[str, int], record: str
 ) -> Verdict:
-    """Judge by the record that the jobs themselves wrote: `start`, `end` and `bad` lines."""
+    """Count what became of the jobs, from the `start`, `end` and `bad` lines that the jobs themselves wrote."""
     verdict = Verdict(unexpected=[], bad=[], waits_ms=[])
     runs, verdict.bad = _read(record)
     verdict.runs = len(runs)
@@ -100,9 +100,10 @@ def _read(record: str) -> tuple[list[_Run], list[str]]:
 
 
 def double_leases(runs: list[_Run], shares: set[str]) -> int:
-    """Count starts on a device that another job had alone, that too many shared, or that was shared in another mode.
+    """Count the starts on a device that another job had alone, that too many jobs shared, or that was shared in another
+    mode.
 
-    The end of a run without an end line is not known: the cancelled one was killed.
+    A start without an end line, as of the cancelled job, has no known end: see `Span`.
     """
     spans = (
         Span(uuid, run.unit, run.began_ns, run.ended_ns, _SHARED if run.job in shares else ALONE)

@@ -15,7 +15,7 @@ from moorage.system.parentage import die_with_parent
 
 
 class Stack:
-    """The processes of the demo, in one folder that goes with it."""
+    """The processes of the demo. They keep their files in one folder, which is removed with them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,14 +79,15 @@ class Stack:
         return process
 
     async def kill_scheduler(self) -> None:
-        """kill -9, then a new one: it folds the ledger, waits for silence, and leads."""
+        """Kill the scheduler with SIGKILL and start a new one, which reads the ledger and becomes leader once the old
+        one's time is over."""
         assert self.scheduler is not None
         self.scheduler.kill()
         await self.scheduler.wait()
         await self.start_scheduler()
 
     def failed(self) -> str:
-        """What a process that should live said last; empty while all live."""
+        """Return that the scheduler or the worker has ended, with the last lines of its log; "" while both run."""
         for name, process in (("scheduler", self.scheduler), ("worker", self.worker)):
             if process is not None and process.returncode is not None:
                 said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()[-3:]

@@ -43,7 +43,8 @@ EXIT_BROKEN_PROMISE: Final = 1
 
 
 class Following:
-    """The states of all jobs, from the tenant's event frames and, since those may be lost, from questions."""
+    """The states of all jobs. They come from the tenant's event frames, and from questions, since an event frame may be
+    lost."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
@@ -92,7 +93,7 @@ class Demo:
                 await asyncio.gather(*background, return_exceptions=True)
 
     async def _until_ready(self, client: AsyncClient) -> None:
-        """All hosts of the fleet have joined."""
+        """Wait until all hosts of the fleet have joined."""
         wanted = len(msgspec.json.decode((self.stack.folder / "fleet.json").read_bytes())["host"])
         deadline = time.monotonic() + JOIN_S_MAX
         up = 0
@@ -107,7 +108,8 @@ class Demo:
             await asyncio.sleep(0.05)
 
     async def submit(self, client: AsyncClient, plan: Planned) -> None:
-        """Until answered, with the same id: answered means recorded."""
+        """Submit a request and note whether it was accepted or refused. The client sends it again, with the same id,
+        until it is answered."""
         self.submitted_ns[plan.name] = time.time_ns()
         try:
             job = await client.submit(plan.request)
@@ -135,7 +137,7 @@ class Demo:
         self.kills += 1
 
     async def _ask(self, client: AsyncClient) -> None:
-        """Events are said, not promised: ask for the states now and then."""
+        """Ask for the states of all jobs now and then, since event frames may be lost."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             self._progress()

@@ -1,6 +1,6 @@
-"""A check of `moorage doctor`: what it is about, ok or warn or fail, what was found, and a fix.
+"""A check of `moorage doctor`: its name, its verdict (ok, warn or fail), what was found, and a fix.
 
-`fail` is what stops moorage here, `warn` what a worker or an operator on this machine would miss.
+`fail` means that moorage cannot work here; `warn`, that a worker or an operator on this machine would miss something.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Verdict = Literal["ok", "warn", "fail"]
 
 
 class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="check"):
-    """A line of the doctor. `fix` says what to do where it is not ok."""
+    """One line of the doctor's answer. `fix` says what to do if the verdict is not ok."""
 
     name: str
     verdict: Verdict
@@ -31,13 +31,13 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
 
 def failed(name: str, error: MoorageError, verdict: Verdict = "fail", fix: str = "") -> Check:
-    """Return the line of what raised; `fix` goes before what the error says itself."""
+    """Return the check that failed with this error. Without `fix`, the error's own advice is the fix."""
     fixes = (*getattr(error, "fixes", ()), error.problem.next)
     return Check(name, verdict, error.problem.message, fix or next(filter(None, fixes), ""))
 
 
 def role_of(context: Context | None) -> str:
-    """Return the role that a key was made for, as the inbox of its context says; empty where nothing says so."""
+    """Return the role for which a key was made, read from the inbox of its context; "" if the inbox does not tell."""
     from moorage.schemas.roles import INBOX, ROLES
 
     prefix = context.inbox_prefix if context is not None else ""

@@ -1,4 +1,4 @@
-"""What `moorage doctor` looks at, in the order in which a person would ask."""
+"""The checks of `moorage doctor`, in the order in which a person would ask."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moorage.schemas.errors import MoorageError
 
 
 async def all_checks(options: Options) -> AsyncIterator[Check]:
-    """Every check in the order in which one would ask; those that need what is missing are left out.
+    """Yield every check in the order in which a person would ask. If no server is known, only this host is checked.
 
-    Raises `Rejected` where a flag itself is wrong.
+    Raises `Rejected` if a flag is wrong.
     """
     from moorage.bus.target import find_context
     from moorage.cli.doctor import checks_host as host

@@ -1,4 +1,5 @@
-"""What `moorage doctor` looks at of the fleet: what this user may do, the leader, the copies, the workers."""
+"""The checks of `moorage doctor` that concern the fleet: what this user may do, the leader, the ledger's copies, the
+workers."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
 
 
 async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
-    """What a key may do here that submits nothing: an operator's asks for the fleet, an observer's hears of it."""
+    """Check what a key may do that submits nothing: an operator's asks about the fleet, an observer's reads fleet
+    frames."""
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
             fleet = await client.fleet()
@@ -201,7 +203,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
 
 
 def _copies(wanted: int, lacking: list[str]) -> Check:
-    """Check that all copies of a ledger are up to date: the loss of one is not noticed, that of a second stops all."""
+    """Check that all copies of a ledger are up to date. Otherwise the loss of one more server may stop every
+    scheduler."""
     if not lacking:
         return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date")
     found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}, on {', '.join(lacking)}"
@@ -297,7 +300,8 @@ def contained_failures(contained: dict[str, Any]) -> Check:
 
 
 def lent_twice(rows: list[dict[str, str]]) -> Check:
-    """GPUs that two workers lend, each to jobs of its own: only where both joined before a scheduler looked for it."""
+    """Check that no two workers lend the same GPU, each to its own jobs. Schedulers refuse the second worker, unless
+    both joined under a release that did not look for this."""
     pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
     first = rows[0]
     more = f"; the same holds for GPUs of {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
@@ -333,7 +337,7 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
 
 
 def _named(state: str, names: list[str]) -> str:
-    """Which ones are not as they should be, up to `NAMES_MAX`."""
+    """Return the names of what is not as it should be, at most `NAMES_MAX` of them."""
     if state == "up":
         return ""
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""

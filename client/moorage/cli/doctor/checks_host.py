@@ -1,4 +1,4 @@
-"""What `moorage doctor` looks at on this host: what a worker needs here, and the settings file."""
+"""The checks of `moorage doctor` that concern this host: what a worker needs here, and the settings file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _of_worker() -> WorkerSettings | None:
 
 
 def secrets() -> Check | None:
-    """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
+    """Check that only this user can read a worker's secrets, and that the settings say who may use them; None if no
+    folder of secrets is set."""
     from moorage.worker.policy import Policy
     from moorage.worker.secret_files import trouble_with_secrets
 
@@ -85,7 +86,7 @@ def uvloop() -> Check:
 
 
 def launcher() -> Check:
-    """Return whether a worker of this installation starts jobs by the compiled launcher."""
+    """Check whether a worker of this installation starts jobs with the compiled launcher."""
     from moorage.worker.supervisor.launcher_client import open_compiled
 
     descriptor, why = open_compiled()
@@ -146,7 +147,7 @@ async def nvml() -> Check:
 
 
 async def limiter() -> Check | None:
-    """Return whether the limiter can tell what jobs use of each GPU; None where the settings turn no limiter on."""
+    """Check whether the limiter can tell what jobs use of each GPU; None if the settings do not turn a limiter on."""
     from moorage.system.proctree import sees_all_pids
     from moorage.worker.inventory.nvml import NvmlUnavailable, import_pynvml, open_nvml
     from moorage.worker.inventory.threads import in_thread

@@ -1,4 +1,5 @@
-"""What `moorage doctor` looks at of the server: the way to it, the user, its clock, JetStream and its disk."""
+"""The checks of `moorage doctor` that concern the server: the way to it, the user, its clock, JetStream and its
+disk."""
 
 from __future__ import annotations
 
@@ -180,7 +181,8 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
 
 
 def _sync(context: Context) -> Check:
-    """Only the server of a `moorage up` shows its file; of others a client cannot see it."""
+    """Check that the server syncs each record to its disk. Only the configuration of a server that `moorage up` started
+    can be read here."""
     hint = "set sync_interval: always on the ledger's nats-servers, as moorage admin nats-config writes it"
     conf = _conf_of_ours(context)
     if conf is not None:

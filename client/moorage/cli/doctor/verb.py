@@ -1,4 +1,4 @@
-"""`moorage doctor`: is everything there that moorage needs, a line a thing, and what to do about it."""
+"""`moorage doctor`: checks everything that moorage needs, one line each, and says what to do about what is missing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def doctor(
 
 
 def _show_settings(options: Options) -> int:
-    """Every key of every section; a flag of a service is seen by that service alone."""
+    """Print every key of every section. Flags of a running service are not known here."""
     from moorage.cli.framework.render import table
     from moorage.cli.framework.settings import effective, the_file
     from moorage.schemas.settings import NO_FILE, shown

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TenantOptions(RowOptions):
-    """The same options, of verbs that take no tenant by default: an operator names it."""
+    """The common options, for verbs that an operator uses: the tenant has to be named."""
 
     tenant: Annotated[
         str | None, Parameter(help="The tenant; needed, unless $MOORAGE_TENANT names it.", value="NAME")
@@ -351,7 +351,7 @@ async def _each(
     told: Callable[[Done], str],
     undo: str = "",
 ) -> None:
-    """Act on each job and tell what was done; the verb `undo` takes back what this command changed."""
+    """Act on each job, and print what was done. The verb `undo` is named as the way to take it back."""
     names, changed = await ids_of(client, jobs), list[str]()
     for name in names:
         done = await act(name)
@@ -391,7 +391,7 @@ def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
 
 
 def _part_of(compute: str | None, memory: str | None) -> tuple[int | None, int | None]:
-    """A part as a GPU token spells it, in percent and MiB. Raises `Rejected`."""
+    """Return a part of a GPU as a GPU token spells it, in percent and MiB. Raises `Rejected`."""
     from moorage.client.errors import rejected
     from moorage.schemas.gpu import parse_share
 

@@ -76,7 +76,8 @@ def audit(
 
 
 async def _watch(client: AsyncClient, options: RowOptions) -> int:
-    """Until Ctrl-C: each look against the one before it, and what both show against what stood until then."""
+    """Audit again and again until Ctrl-C. A difference comes once two audits in a row have it, and goes when an audit
+    lacks it."""
     standing: dict[_Key, dict[str, Any]] = {}
     seen = drift_of((await client.operate("audit")).data)
     while True:
@@ -93,17 +94,19 @@ async def _watch(client: AsyncClient, options: RowOptions) -> int:
 
 
 def _frame(answer: Answer, drift: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the wire's frame, with what the looks came to in the place of what the last one found."""
+    """Return the answer as a frame, with these rows of drift in place of those of the last audit."""
     return {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
 
 
 def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:
-    """Rows by what makes them the same in two looks; memory and the like may change."""
+    """Return an audit's rows by worker, kind and member: rows with the same key are the same difference, even if its
+    memory changed."""
     return {(row["worker"], row["kind"], row.get("member", "")): row for row in data["drift"]}
 
 
 def in_both(before: Container[_Key], now: dict[_Key, dict[str, Any]]) -> dict[_Key, dict[str, Any]]:
-    """The rows of a look that the one before it had, too: what was on its way then has come, or is no drift yet."""
+    """Return the rows of this audit that the one before had, too. A difference of one audit alone may be a frame on its
+    way."""
     return {key: row for key, row in now.items() if key in before}
 
 

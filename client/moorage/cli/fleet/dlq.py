@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LetterOptions(RowOptions):
-    """The same options, but without --tenant it is about all tenants."""
+    """The common options; without --tenant, the verb is about the dead letters of all tenants."""
 
     tenant: Annotated[
         str | None,
@@ -41,10 +41,10 @@ BODY_BYTES_MAX: Final = 64 * 1024
 
 
 def list_letters(*, options: LetterOptions = LETTERS) -> int:
-    """Queued requests that could not be read or were refused, oldest first.
+    """List the queued requests that could not be read or were refused, oldest first.
 
-    The sender of a queued request gets no answer. So refused requests are kept here for 30 days: at most
-    100,000 in all, and 10,000 of one tenant.
+    The sender of a queued request gets no answer. So refused requests are kept here for 30 days: at most 100,000 in
+    all, and 10,000 of one tenant.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -67,7 +67,7 @@ def list_letters(*, options: LetterOptions = LETTERS) -> int:
 def show(
     letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *, options: LetterOptions = LETTERS
 ) -> int:
-    """One dead letter: where it was published, why it was refused, and the message as it came."""
+    """Show a dead letter: where it was published, why it was refused, and the message as it came."""
 
     async def work(client: AsyncClient) -> int | None:
         data = await client.admin.dead_letter(letter)
@@ -144,7 +144,7 @@ def drop(
 
 
 async def _chosen(client: AsyncClient, words: Sequence[str], options: RowOptions) -> list[int]:
-    """Return the numbers that are meant. Raises `Rejected`."""
+    """Return the numbers of the dead letters that the flags name. Raises `Rejected`."""
     parts = [part for word in words for part in word.split(",") if part]
     if not parts:
         raise _rejected("no refused request is named", "moorage dlq list has their numbers; all means each")
@@ -197,7 +197,7 @@ def _short(text: str) -> str:
 
 
 def _body(file: Path) -> dict[str, Any]:
-    """Raise ValueError for what is no JSON object of at most `BODY_BYTES_MAX`."""
+    """Return a file's content. Raises ValueError unless it is a JSON object of at most `BODY_BYTES_MAX`."""
     try:
         raw = read_within(file, BODY_BYTES_MAX)
     except OSError as error:

@@ -159,7 +159,7 @@ def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[Schedul
 
 
 def said_replicas(settings: Path | None) -> int:
-    """Return how many copies of the ledger the schedulers' settings say; 0 where they say nothing."""
+    """Return how many copies of the ledger the schedulers' settings ask for; 0 if they do not say."""
     from moorage.scheduler.settings import scheduler_settings
     from moorage.schemas.settings import DEFAULT
 
@@ -168,7 +168,7 @@ def said_replicas(settings: Path | None) -> int:
 
 
 def ledger_guarded(options: LedgerOptions, act: Any) -> int:
-    """As `guarded`, with what a ledger or a disk refuses told as a problem, too."""
+    """Do the same as `guarded`, and also print errors of the ledger or of a disk as errors of the command."""
 
     def told() -> int | None:
         from moorage.client.errors import rejected

@@ -1,8 +1,8 @@
 """`moorage metrics`: what a monitor watches, in Prometheus's text format, printed once or served to be scraped.
 
-It asks the leader as any operator does, so nothing in the scheduler has to be opened for it. Names follow
-https://prometheus.io/docs/practices/naming/. No label holds a job or a user's label, and tenants are bounded: the
-number of series does not grow with what is submitted.
+It asks the leader as any operator does, so the scheduler itself needs no open port. Names follow
+https://prometheus.io/docs/practices/naming/. No label holds a job or a user's label, and the number of tenants is
+bounded, so the number of series does not grow with what is submitted.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ def metrics(
     ] = None,
     options: Options = DEFAULTS,
 ) -> int:
-    """What a monitor watches, in Prometheus's text format: once, or at an address to be scraped.
+    """Print what a monitor watches, in Prometheus's text format; or with --listen, serve it at an address to be
+    scraped.
 
-    GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's copies.
-    With --listen, `moorage_up` is 0 while no leader answers; a single print fails then. --json changes nothing. It
-    needs an operator's key and the package prometheus-client.
+    Tells GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's
+    copies. With --listen, `moorage_up` is 0 while no leader answers; without it, the command fails then. --json changes
+    nothing. It needs an operator's key and the package prometheus-client.
     """
 
     def act() -> int:
@@ -73,7 +74,7 @@ def metrics(
 
 
 def _address(listen: str) -> tuple[str, int]:
-    """Host and port of `[ADDRESS:]PORT`; an address of IPv6 may stand in brackets. Raises `Rejected`."""
+    """Return host and port of `[ADDRESS:]PORT`. An address of IPv6 may stand in brackets. Raises `Rejected`."""
     host, _, port = listen.rpartition(":")
     if port.isdecimal() and int(port) <= 65_535:
         return host.removeprefix("[").removesuffix("]") or LISTEN_DEFAULT, int(port)
@@ -106,7 +107,8 @@ async def _ask(client: AsyncClient) -> Told:
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
-    """What GPUs gave in the last whole hour, by tenant and model; nothing of a leader of an older release."""
+    """Return the GPU time of the last whole hour, by tenant and model; none if the leader's release is older than
+    `usage`."""
     try:
         answer = await client.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
     except MoorageError as error:
@@ -122,7 +124,8 @@ def families(
     waits: dict[str, Any],
     usage: list[dict[str, Any]],
 ) -> Iterator[Metric]:
-    """All series, of one answer of the leader; of `None` that there is none."""
+    """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered, and only `moorage_up`
+    tells of it."""
     yield _many("build_info", "The release of this command.", ("release",), {RELEASE: 1})
     yield _one("up", "Whether the leader answered.", fleet is not None)
     if fleet is None:
@@ -208,7 +211,8 @@ def _one(name: str, help_: str, value: float) -> Metric:
 
 
 def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, float]) -> Metric:
-    """`rows`: from a label's value, or the values of several in their order."""
+    """Return the gauge `name` with a value for each row. A row's key is its label's value, or a tuple of them for
+    several labels."""
     from prometheus_client.metrics_core import GaugeMetricFamily
 
     family = GaugeMetricFamily(f"moorage_{name}", help_, labels=labels)
@@ -218,7 +222,8 @@ def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, flo
 
 
 def _histogram(name: str, help_: str, label: str, waits: dict[str, Any]) -> Metric:
-    """`waits` as the leader tells them: by tenant and by GPUs, of which one is told, and the other summed up."""
+    """Return the waits as a histogram by one label, `tenant` or `gpus`; the rows that differ only in the other one are
+    added up."""
     from prometheus_client.metrics_core import HistogramMetricFamily
 
     family = HistogramMetricFamily(f"moorage_{name}", help_, labels=(label,))
@@ -238,7 +243,7 @@ def _sim(worker: dict[str, Any]) -> str:
 
 
 class _Fixed:
-    """Families as prometheus_client collects them."""
+    """A list of families in the form in which prometheus_client reads it."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -248,7 +253,7 @@ class _Fixed:
 
 
 class _Scraped:
-    """Asks the leader when it is scraped; prometheus_client calls from threads of its own."""
+    """Asks the leader when it is scraped. prometheus_client calls `collect` from its own threads."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -94,7 +94,8 @@ def mig(
 
 
 async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:
-    """What `fleet` says of a worker. Raises Rejected: not-found, and failed-precondition for a simulated one."""
+    """Return what `fleet` says of a worker. Raises Rejected with not-found, or with failed-precondition if it is
+    simulated."""
     rows = (await client.operate("fleet", {"worker": worker})).data["workers"]
     row: dict[str, Any] | None = next((row for row in rows if row["worker"] == worker), None)
     if row is None:
@@ -107,7 +108,8 @@ async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:
 
 
 async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
-    """The GPU of this host with that name, its uuid and address. Raises Rejected if it is not there or not lent."""
+    """Return the GPU of this host with that name, and its uuid and address. Raises Rejected if there is none, or the
+    worker does not lend it."""
 
     def look() -> tuple[MigGpu, str, str]:
         import pynvml
@@ -134,7 +136,7 @@ async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
 
 
 async def _in_time(work: Callable[[], T]) -> T:
-    """What NVML answers: it may hang in the kernel. Raises Rejected."""
+    """Return NVML's answer, or raise Rejected: a call into NVML may hang in the kernel."""
     from moorage.worker.inventory.threads import in_thread
 
     try:

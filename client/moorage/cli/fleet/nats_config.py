@@ -116,7 +116,8 @@ def _shares_host(site: Site, at: int) -> bool:
 
 
 def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list[str]]:
-    """Everything of a site below `folder` (0700): what was written, by kind, and whose context of before is left out.
+    """Write everything that a site needs into `folder` (mode 0700). Returns what was written, by kind, and whose
+    contexts of an earlier run are no longer among them.
 
     Raises OSError, MoorageError.
     """
@@ -176,7 +177,7 @@ def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
 
 
 def _server(text: str) -> Server:
-    """`host` or `host:port`, an address of IPv6 in brackets. Raises ValueError."""
+    """Return host and port of `host` or `host:port`. An address of IPv6 stands in brackets. Raises ValueError."""
     from moorage.bus.site import PORT_DEFAULT, ROUTES_BEHIND, Server
 
     port_max = 65535 - ROUTES_BEHIND

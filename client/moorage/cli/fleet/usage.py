@@ -30,7 +30,7 @@ def usage(
     csv: Annotated[bool, Parameter(help="Rows with a header, in seconds and MiB, for a spreadsheet.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """GPU time and memory that jobs were granted, and what they used of it, in whole hours of UTC.
+    """Show the GPU time and memory that jobs were granted, and what they used of it, in whole hours of UTC.
 
     Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. A job that waits
     for another attempt counts once it is placed again or over. Used is what the worker measured, once an attempt is

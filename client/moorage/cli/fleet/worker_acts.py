@@ -97,7 +97,8 @@ def _check_order(within: str | None, last: str | None) -> None:
 
 
 def _asked_for(within: str | None, begin: str | None, last: str | None, asked: datetime) -> list[str]:
-    """`draining begins tomorrow 22:00, in 23h`, `open again 2h after the drain begins`."""
+    """Return the times of a drain in words: `draining begins tomorrow 22:00, in 23h`, `open again 2h after the drain
+    begins`."""
     from moorage.client.moments import seconds_until
 
     parts = ["draining"]
@@ -117,7 +118,7 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
 
 
 def _with_unit(word: str) -> str:
-    """Return a bare number as the seconds that it is."""
+    """Return a bare number with the unit s added."""
     return f"{word}s" if word.replace(".", "", 1).isdecimal() else word
 
 

@@ -93,7 +93,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
 
 
 def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
-    """The sharing modes for which a worker keeps some of its devices: a line for each of those."""
+    """Return a line for each device that its worker lends only in certain sharing modes."""
     return [
         f"GPU {device['slot']}: only for jobs with {' or '.join(device['modes'])}"
         for device in devices
@@ -102,7 +102,8 @@ def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def levels(capabilities: dict[str, Any]) -> list[str]:
-    """How a worker keeps sharers to their parts of a GPU: a line for each driver and mode, of those that it tells."""
+    """Return how a worker keeps sharers to their parts of a GPU: a line for each driver and mode of which it tells
+    this."""
     return [
         f"{driver} jobs with {mode}: {enforced_words(level)}"
         for driver, told in sorted(capabilities.items())
@@ -161,7 +162,7 @@ def _fleet(data: dict[str, Any]) -> None:
 
 
 def _troubles(workers: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each device that is not given out, and for each drain that is timed."""
+    """Return a line for each device that cannot be used, and for each drain that has a time."""
     lines = []
     for worker in workers:
         for row in worker.get("troubles", ()):
@@ -187,7 +188,7 @@ def _window(drain: dict[str, Any]) -> str:
 
 
 def _kept(data: dict[str, Any]) -> str:
-    """Return how long what is over is kept, and how far back that reaches now."""
+    """Return how long ended jobs are kept, and how far back they reach now."""
     keeps, window_ms = data["keeps"], data["finished_window_ms"]
     reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
     finished = (
@@ -198,7 +199,8 @@ def _kept(data: dict[str, Any]) -> str:
 
 
 def model_words(names: Sequence[str]) -> dict[str, str]:
-    """For each device name the shortest word of it that asks for that model and no other of these: `--gpu 2xH100`."""
+    """Return for each model the shortest word that `--gpu` takes for it and for none of the others: H100 for `--gpu
+    2xH100`."""
     return {name: _model_word(name, [other for other in names if other != name]) for name in names}
 
 
@@ -213,7 +215,7 @@ def _model_word(name: str, others: Sequence[str]) -> str:
 
 
 async def _watch(client: AsyncClient, options: RowOptions) -> None:
-    """On a terminal redrawn in place, in a pipe a line for each change."""
+    """Show the fleet until Ctrl-C: on a terminal redrawn in place, in a pipe a line for each change."""
     before = ""
     screen = Screen(sys.stdout)
     async for frame in client.fleet_frames():
@@ -229,7 +231,10 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
 
 
 def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
-    """The fleet on a terminal: a table, or where that is too high several workers a line; and how many have no room."""
+    """Return the lines of the fleet on a terminal, and how many workers these leave out.
+
+    It is a table, a worker a line. If that is higher than the terminal, several workers share a line.
+    """
     tag = "sim  " if any(worker["simulated"] for worker in frame.workers) else ""
     cells = "".join(worker["cells"] for worker in frame.workers)
     counts = f"{many(len(frame.workers), 'worker')}  {cells.count(FREE)} of {many(len(cells), 'GPU')} free"
@@ -246,9 +251,11 @@ def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
 
 
 def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple[list[str], int]:
-    """Name and cells of each worker, in columns read downwards; a state is named where it is not `up`.
+    """Return lines with the name and the cells of several workers each, in columns read downwards, and how many workers
+    have no room.
 
-    Where not all have room those that want a look come first, and a line is left to say how many are not shown.
+    A worker's state is there if it is not `up`. If not all have room, those with a trouble come first, and one line is
+    left free for the count.
     """
     entries = [
         f"{worker['worker']} {worker['cells']}" + ("" if worker["state"] == "up" else f" {worker['state']}")

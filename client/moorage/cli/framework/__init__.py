@@ -1,1 +1,1 @@
-"""What every verb stands on: arguments, options, settings, codes, what is written and how it looks."""
+"""What every verb stands on: arguments, options, settings, exit codes, and how output looks."""

@@ -1,8 +1,9 @@
-"""A verb's command line, read by argparse as the verb's own signature says: one description of each option.
+"""Reads a verb's command line with argparse, as the signature of the verb's function says, so that an option is
+described once.
 
-`Annotated[int, Parameter(help="…")]` on a keyword is an option, on a positional-only or starred argument a word; a
-dataclass of such fields is a group of options. Kinds: bool (a switch), str, int, float, Path, `Literal` (choices), and
-lists of them (may be repeated). argparse costs a fortieth of what NATS does, so every line is read by the same reader.
+`Annotated[int, Parameter(help="…")]` is an option if the parameter is keyword-only, and a word if it is positional-only
+or starred. A dataclass of such fields is a group of options. The types are bool (a switch), str, int, float, Path,
+`Literal` (choices), and lists of these (may be repeated).
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ _KINDS: Final[dict[Any, str]] = {str: "TEXT", int: "NUMBER", float: "NUMBER", Pa
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """What an annotation says of a word or an option. `names` are the option's, else `--` and the field's name;
-    `value` stands for its value in the help; `alone` is its value where none follows; `command` takes what is behind
-    `--`; `lists` is the line of moorage whose answer a Tab offers."""
+    """How a word or an option of a verb is written and explained.
+
+    `names` are the option's names, by default `--` and the field's name. `value` stands for its value in the help.
+    `alone` is the value of an option that is given without one. `command` says that it takes everything after `--`.
+    `lists` is the command of moorage whose answer Tab offers here.
+    """
 
     help: str
     names: tuple[str, ...] = ()
@@ -37,7 +41,8 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """One word or option of a verb, as its signature says. `choices` are of a `Literal`; `group` is a dataclass's."""
+    """One word or option of a verb, read from its signature. `choices` are the values of a `Literal`; `group` is the
+    title of the dataclass that has it."""
 
     field: str
     names: tuple[str, ...]
@@ -60,7 +65,7 @@ class Argument:
 
     @property
     def value(self) -> str:
-        """What stands for the value in a help."""
+        """What stands for its value in the help; "" for a switch."""
         if self.is_switch:
             return ""
         if self.choices:
@@ -73,7 +78,7 @@ NEAR: Final = 0.65
 
 
 class CannotRead(Exception):
-    """The line is none of this verb. `fixes` are lines that can be pasted."""
+    """The command line is not one that the verb takes. `fixes` are lines that may help, to be pasted."""
 
     def __init__(self, why: str, *fixes: str) -> None:
         super().__init__(why)
@@ -81,11 +86,12 @@ class CannotRead(Exception):
 
 
 class Missing(CannotRead):
-    """What the verb needs is not on the line."""
+    """The command line lacks a word or an option that the verb needs."""
 
 
 def arguments_of(act: Callable[..., Any]) -> list[Argument]:
-    """Return every word and option of a verb's function, in its order; those of a dataclass where it stands."""
+    """Return all words and options of a verb's function, in the order of its signature. A dataclass is replaced by its
+    fields."""
     found: list[Argument] = []
     hints = get_type_hints(act, include_extras=True)
     for parameter in inspect.signature(act).parameters.values():
@@ -189,7 +195,7 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
 
 
 def _stands_before(option: str, command: list[str] | None, words: list[str]) -> bool:
-    """Return whether what is no option of ours stands before the command: behind it, it is the command's."""
+    """Return whether an unknown option stands before the job's command; after it, it belongs to that command."""
     return not command or option not in words or words.index(option) < words.index(command[0])
 
 
@@ -214,7 +220,8 @@ _KIND_READERS: Final[dict[Any, Callable[[str], Any]]] = {int: _whole, float: _nu
 
 
 def _check_command(verb: str, words: list[str], bare: list[str], behind: list[str], unknown: list[str]) -> None:
-    """Bare words are a command where nothing stands behind them: else who means what could not be told."""
+    """Raise `CannotRead` unless the job's command is the end of the line. With words before and after `--`, it is not
+    clear which are the command."""
     if behind and not bare:
         return
     if bare and not behind and words[-len(bare) :] == bare:

@@ -1,4 +1,4 @@
-"""What moorage's codes mean: of errors, of waiting and of ends, and what helps against each."""
+"""What the codes of moorage mean (of errors, of waiting, of ends), and what helps against each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ NOTES: Final[dict[str, str]] = {
 
 
 class Code(NamedTuple):
-    """An error's code, or the reason of a job that waits or of an attempt that ended (`fault` is then "")."""
+    """A code: of an error, of why a job waits, or of why an attempt ended. `fault` says whose fault an error is, and is
+    "" for the others."""
 
     code: str
     fault: str
@@ -61,12 +62,12 @@ class Code(NamedTuple):
 
     @property
     def exit_code(self) -> int | None:
-        """Of the command that ends with it; None for a reason, which ends none."""
+        """The exit code of a command that ends with this error; None for other codes."""
         return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault else None
 
 
 def error_codes() -> dict[str, Code]:
-    """Return every code of an error that a user can meet."""
+    """Return every code of an error that a user can meet, by its name."""
     from moorage.bus.errors import BUS_CODES
     from moorage.client.errors import CLIENT_CODES
     from moorage.schemas.errors import CODES
@@ -76,27 +77,27 @@ def error_codes() -> dict[str, Code]:
 
 
 def reasons() -> dict[str, Code]:
-    """Return every reason for which a job waits."""
+    """Return every reason for which a job waits, by its name."""
     return {name: Code(name, "", reason.means, "waiting") for name, reason in REASONS.items()}
 
 
 def ends() -> dict[str, Code]:
-    """Return every reason for which an attempt ends that does not end by itself."""
+    """Return every code of why an attempt ended, but for a command that ended by itself."""
     from moorage.schemas.errors import ENDS
 
     return {code: Code(code, "", means, "end") for code, means in ENDS.items()}
 
 
 def code_of(word: str) -> Code | None:
-    """Return the code of an error or the reason for waiting that a word is, where it is one."""
+    """Return the error or the reason for waiting that has this name, or None."""
     return error_codes().get(word) or reasons().get(word)
 
 
 def fix_of(code: str) -> str:
-    """What helps against an error, a reason or an end; empty where no line can say it."""
+    """Return what helps against an error, a reason or an end; "" if a line cannot say it."""
     return REASONS[code].fix if code in REASONS else FIXES.get(code, "")
 
 
 def frame(code: Code) -> dict[str, Any]:
-    """What `--json` says of a code."""
+    """Return what `--json` prints about a code."""
     return {"kind": "code", **code._asdict(), "exit_code": code.exit_code, "fix": fix_of(code.code)}

@@ -21,13 +21,14 @@ _choice: Colour = "auto"
 
 
 def choose_colour(colour: Colour) -> None:
-    """What `--color` says, for the rest of this process."""
+    """Set what `--color` says, for the rest of this process."""
     global _choice
     _choice = colour
 
 
 def has_colour(stream: TextIO) -> bool:
-    """`--color`, else NO_COLOR, else CLICOLOR_FORCE, else whether a terminal that can is there (clig.dev)."""
+    """Return whether output to this stream is coloured. `--color` decides; else NO_COLOR, else CLICOLOR_FORCE, else
+    whether the stream is a terminal that has colours (see clig.dev)."""
     if _choice != "auto":
         return _choice == "always"
     if os.environ.get("NO_COLOR"):
@@ -38,20 +39,23 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def is_live(stream: TextIO) -> bool:
-    """Return whether a terminal is there on which lines can be written again."""
+    """Return whether the stream is a terminal on which a line can be drawn again."""
     return stream.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """Return the text in a style of `_STYLES`, or as it is where there is no colour."""
+    """Return the text in one of the styles of `_STYLES`, or unchanged if the stream is not coloured."""
     if not style or not has_colour(stream):
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
 def plain(text: str, stream: TextIO | None = None) -> str:
-    """What stands in it is shown and not obeyed: names and reasons come from workers and tenants, and a terminal does
-    what control characters say. Our own colours stay, where the stream has any."""
+    """Return the text with its control characters made visible, since a terminal would obey them, and names and reasons
+    come from workers and tenants.
+
+    Colours of our own stay if the stream is coloured, or if none is given.
+    """
     safe = shown(text)
     if "\x1b" in text and (stream is None or has_colour(stream)):
         for style in ("0", *_STYLES.values()):
@@ -60,29 +64,30 @@ def plain(text: str, stream: TextIO | None = None) -> str:
 
 
 def say(text: str) -> None:
-    """A line of talk."""
+    """Print a line for the user to stderr."""
     print(plain(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def say_if_heard(text: str) -> None:
-    """As `say`, but ignore that no reader is left: the terminal was closed, or the pipe has no reader."""
+    """Do the same as `say`, but raise nothing if the terminal was closed or the pipe has no reader."""
     with contextlib.suppress(OSError):
         say(text)
 
 
 def tell(text: str) -> None:
-    """A line of data."""
+    """Print a line of the verb's answer to stdout."""
     print(plain(text, sys.stdout), flush=True)
 
 
 def emit(frame: object) -> None:
-    """A frame as one line of JSON, as it is on the wire."""
+    """Print a frame to stdout as a line of JSON, as it is on the wire."""
     sys.stdout.write(encode(frame).decode() + "\n")
     sys.stdout.flush()
 
 
 def fail(error: MoorageError, *, json: bool = False) -> int:
-    """Tell an error: what, the evidence, how to go on; with `json` its frame, too. Returns the exit code."""
+    """Print an error: what happened, the evidence, what to do. With `json`, print its frame to stdout, too. Returns the
+    exit code."""
     told, fixes = error.problem, getattr(error, "fixes", ())
     if told.code in ("no-scheduler", "not-leading"):
         import msgspec

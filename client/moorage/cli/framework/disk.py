@@ -1,4 +1,5 @@
-"""The disk of a server of our own: one that is full takes no record, and no log says so, for a log is on it, too."""
+"""Watches the disk of the server that `moorage up` started. When it is full, no record can be stored, and no log says
+why, because logs are on it, too."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ ROOM: Final = "free disk space there; moorage up then accepts jobs again without
 
 
 class Disk(NamedTuple):
-    """Bytes that this user may still write, and all that there are."""
+    """The bytes that this user may still write to a disk, and the size of the disk in bytes."""
 
     free: int
     size: int
@@ -29,13 +30,14 @@ class Disk(NamedTuple):
 
 
 def disk_of(folder: Path) -> Disk:
-    """Return the file system that the folder is on. Raises OSError."""
+    """Return the free space and the size of the disk that the folder is on. Raises OSError."""
     found = os.statvfs(folder)
     return Disk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
 def full_disk_of(message: str) -> str | None:
-    """What is full, where a `moorage up` of this folder runs and a message names its server; else None."""
+    """Return that the disk of `moorage up` is full, in words; None if it is not, or if the message is about another
+    server than that of this folder."""
     from moorage.bus.target import home, read_up
 
     folder = home()
@@ -50,7 +52,8 @@ def full_disk_of(message: str) -> str | None:
 
 
 async def watch_disk(folder: Path, say: Callable[[str], None], room_again: Callable[[], None]) -> None:
-    """Say when the disk is full and when it has room again, for ever; `room_again` is called with the second."""
+    """Print a line when the disk is full and when it has room again, for ever. `room_again` is called when it has room
+    again."""
     is_full = False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""How a verb ends, in numbers. Imports next to nothing: the first lines of the command need them."""
+"""The exit codes of the verbs. It imports next to nothing, because the first lines of the command need it."""
 
 from __future__ import annotations
 
@@ -55,18 +55,19 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
 
 
 def exit_code_of(error: MoorageError) -> int:
-    """That of a verb which ends with this error."""
+    """Return the exit code of a verb that ends with this error."""
     return EXIT_OF_CODE.get(error.code, EXIT_FAILED)
 
 
 def exit_code_of_result(result: Result) -> int:
-    """The job's own code; 128 + the signal that ended it, as a shell has it; 1 where nothing ran; 0 for SUCCEEDED."""
+    """Return the exit code for a job that is over: 0 if it SUCCEEDED, its own code, 128 + the signal that ended it, or
+    1 if nothing ran."""
     if result.state == "SUCCEEDED":
         return 0
     return shell_code(result.code) or EXIT_FAILED
 
 
 def shell_code(code: int | None) -> int:
-    """A job's code as a shell has it, and as people see it everywhere: 128 + the signal in place of minus the signal,
-    as it is on the wire. 0 for None."""
+    """Return a job's code as a shell gives it. On the wire, a process that a signal ended has the negative signal as
+    its code; here it is 128 + the signal. 0 for None."""
     return 0 if code is None else code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""`--format '{job} {state}'`: str.format on the fields of a frame, and on nothing behind them."""
+"""`--format '{job} {state}'`: fills the fields of a row into a template, with the syntax of `str.format`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NAMES_SHOWN_MAX: Final = 12
 
 
 class _Fields(string.Formatter):
-    """`{request.run.argv}` and `{changes.0.state}` look into objects and lists of JSON, and at no attribute."""
+    """Reads the fields of a template. `{request.run.argv}` and `{changes.0.state}` look into JSON objects and lists,
+    and never at attributes of Python objects."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
         value: Any = kwargs
@@ -35,7 +36,7 @@ class _Fields(string.Formatter):
 
 
 def filled(template: str, row: object) -> str:
-    """Return the template with the row's fields in it. Raises `Rejected`, naming the fields that there are."""
+    """Return the template with the row's fields filled in. Raises `Rejected`, which names the fields that exist."""
     fields = msgspec.to_builtins(row)
     try:
         return _Fields().vformat(template.replace("\\t", "\t").replace("\\n", "\n"), (), fields)

@@ -1,4 +1,4 @@
-"""Files that a caller names: read within a bound, and told where that cannot be."""
+"""Reads files that the user names, up to a bound, and makes the errors for files that cannot be read or written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def read_within(file: Path | str, bytes_max: int) -> bytes:
-    """What is in a file, or with `-` comes from stdin: at most one byte more than the bound, so that it is seen.
+    """Return the content of a file, or of stdin for `-`: up to `bytes_max` + 1 bytes, so that the caller sees when it
+    is too long.
 
     Raises OSError.
     """
@@ -22,14 +23,14 @@ def read_within(file: Path | str, bytes_max: int) -> bytes:
 
 
 def cannot_read(file: Path | str, reason: str | None, fix: str) -> Rejected:
-    """`reason` is the system's word for it."""
+    """Return the error for a file that cannot be read. `reason` is the text of the system's error."""
     from moorage.client.errors import rejected
 
     return rejected("invalid-argument", f"{file} cannot be read: {reason}", found=str(file), next=fix)
 
 
 def cannot_write(file: Path | str, reason: str | None, fix: str, code: str = "failed-precondition") -> Rejected:
-    """Return the same, of a file to be made."""
+    """Return the error for a file that cannot be written. `reason` is the text of the system's error."""
     from moorage.client.errors import rejected
 
     return rejected(code, f"{file} cannot be written: {reason}", found=str(file), next=fix)

@@ -1,4 +1,5 @@
-"""Signals while a verb works: the first Ctrl-C ends it in order, the next one at once; neither with a stack trace."""
+"""What Ctrl-C and other signals do while a verb works: the first Ctrl-C ends it in order, the next one at once; neither
+prints a stack trace."""
 
 from __future__ import annotations
 
@@ -27,8 +28,11 @@ _again: asyncio.Event | None = None
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """As `asyncio.run`. Ctrl-C cancels the work and raises KeyboardInterrupt once it is over, the next one ends us, or
-    if `detachable` waits for it the one after that."""
+    """Run like `asyncio.run`, with Ctrl-C handled.
+
+    The first Ctrl-C cancels the work; KeyboardInterrupt is raised once the work is over. The next one ends the process
+    at once, unless `detachable` gives the second one a meaning; then the third one does.
+    """
 
     async def watched() -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -74,10 +78,11 @@ async def detachable(
     detach: Callable[[], bool | None],
     cancel: Callable[[], Awaitable[None]] | None = None,
 ) -> int | None:
-    """Inside `run`: follow until the end, or until Ctrl-C; then say how to go on.
+    """Follow until the end or until Ctrl-C, then call `detach`, which tells the user how to go on. Only for use inside
+    `run`.
 
-    With `cancel` a second Ctrl-C within `AGAIN_S` calls it. If `detach` returns true, it has said so to a user at a
-    terminal, and the second one is waited for.
+    With `cancel`, a second Ctrl-C calls it. If `detach` returns true, a user at a terminal was told about the second
+    Ctrl-C, and it is awaited for `AGAIN_S`; otherwise it counts only if it came before.
     """
     global _again
     _again = again = asyncio.Event() if cancel is not None else None
@@ -99,7 +104,8 @@ async def detachable(
 
 
 def end_in_order(told: Callable[[int], None]) -> None:
-    """Have the first of `ENDING` cancel this task. Those behind it are told and change nothing: it ends already."""
+    """Let the first signal of `ENDING` cancel this task. `told` is called for every signal; later ones have no other
+    effect."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     ending = False
@@ -117,7 +123,7 @@ def end_in_order(told: Callable[[int], None]) -> None:
 
 
 def hush() -> None:
-    """Silence logs, warnings and unhandled errors: after an interrupt they only report the work that was cut off."""
+    """Silence logs, warnings and unhandled errors: after an interrupt, they only report about work that was cut off."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None
@@ -125,7 +131,7 @@ def hush() -> None:
 
 
 def raise_once() -> None:
-    """Outside a loop: the first Ctrl-C raises KeyboardInterrupt, the next one ends us."""
+    """Let the first Ctrl-C raise KeyboardInterrupt and the next one end the process. For use outside an event loop."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
 

@@ -1,4 +1,4 @@
-"""The options that every command has, and what it takes to run one against a server."""
+"""The options that every verb has, and how a verb is run against a server."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are
 
 @dataclass(frozen=True)
 class _Settled:
-    """What may come from the environment and the settings file, too."""
+    """Options whose values may also come from the environment and the settings file."""
 
     __group__: ClassVar[str] = "Common"
 
     def settled(self) -> Self:
-        """With what the settings say where no flag does. Raises Refused with bad-settings."""
+        """Return the options with values of the environment and the settings file for those that no flag gave. Raises
+        Refused with bad-settings."""
         if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
             return self
         from moorage.cli.framework.settings import client_settings
@@ -51,7 +52,7 @@ class _Settled:
 
 @dataclass(frozen=True)
 class LocalOptions(_Settled):
-    """Options of a verb that needs no scheduler."""
+    """Options of verbs that need no scheduler."""
 
     json: Json = False
     color: Color = None
@@ -59,7 +60,7 @@ class LocalOptions(_Settled):
 
 @dataclass(frozen=True)
 class LedgerOptions(_Settled):
-    """What a verb understands that reads or writes the ledger itself, or serves; it asks no scheduler."""
+    """Options of verbs that read or write the ledger itself, or run a service: they ask no scheduler."""
 
     nats: Nats = None
     json: Json = False
@@ -68,7 +69,7 @@ class LedgerOptions(_Settled):
 
 @dataclass(frozen=True)
 class Options(_Settled):
-    """What every verb understands that talks to a scheduler."""
+    """Options of verbs that ask a scheduler."""
 
     nats: Nats = None
     tenant: Annotated[
@@ -82,13 +83,14 @@ class Options(_Settled):
 
 
 class _Rows:
-    """Answers in rows."""
+    """Prints answers that consist of rows, with --json or --format."""
 
     json: bool
     format: str | None
 
     def shown(self, frame: object, rows: Iterable[Any]) -> bool:
-        """With --json the frame, with --format a line a row; False where neither was asked for."""
+        """Print the frame with --json, or a line for each row with --format. Returns False if neither was given, and
+        prints nothing then."""
         if self.json:
             emit(frame)
         elif self.format is not None:
@@ -99,7 +101,7 @@ class _Rows:
         return self.json or self.format is not None
 
     def show_each(self, answers: Iterable[Answer], show: Callable[[dict[str, Any]], None]) -> None:
-        """One answer after the other: as `shown`, else by `show` with a blank line between two."""
+        """Print each answer: with `shown`, or else with `show`, and a blank line between two answers."""
         for at, answer in enumerate(answers):
             if not self.shown(answer, [answer.data]):
                 if at:
@@ -109,14 +111,14 @@ class _Rows:
 
 @dataclass(frozen=True)
 class RowOptions(Options, _Rows):
-    """Those of verbs that answer in rows."""
+    """Options of verbs that ask a scheduler and answer in rows."""
 
     format: Format = None
 
 
 @dataclass(frozen=True)
 class LocalRowOptions(LocalOptions, _Rows):
-    """The same options, for verbs that need no scheduler."""
+    """Options of verbs that need no scheduler and answer in rows."""
 
     format: Format = None
 
@@ -130,7 +132,7 @@ Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 
 def with_client(options: Options, work: Work) -> int:
-    """Connect, do the work, close; errors are told. Returns the exit code."""
+    """Connect, do the work, close the connection; print the error if it fails. Returns the exit code."""
 
     def act() -> int | None:
         from moorage.cli.framework.interrupts import run
@@ -141,7 +143,7 @@ def with_client(options: Options, work: Work) -> int:
 
 
 def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], int | None]) -> int:
-    """Run, and tell what went wrong. Returns the exit code."""
+    """Run the act, and print the error if it fails. Returns the exit code."""
     console.choose_colour(options.color or "auto")
     try:
         console.choose_colour(options.settled().color or "auto")
@@ -153,7 +155,7 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
 
 
 def _refused(options: Options, error: MoorageError) -> MoorageError:
-    """Return the error with what to do about it in this command: only NATS knows which user the key belongs to."""
+    """Return a refusal of NATS with advice for this command. NATS does not say to which user a key belongs."""
     import msgspec
 
     from moorage.client.errors import NotPermitted

@@ -1,4 +1,5 @@
-"""Text for people: tables without boxes, ages, states, cells. Pure, but for the check whether a terminal reads."""
+"""Makes text for people: tables without boxes, ages, states, cells. Nothing here has an effect; it only asks whether a
+terminal reads."""
 
 from __future__ import annotations
 
@@ -55,11 +56,13 @@ def table(
     wraps: bool = False,
     stream: TextIO | None = None,
 ) -> str:
-    """Rows under an upper-case header. On a terminal aligned, numbers to the right, the last column cut to fit; in a
-    pipe separated by tabs, uncut and without colour. `numbers` names the columns to align to the right, `optional`
-    those that a narrow terminal does without, the first one first; the header says which. With `wraps` the last column
-    goes on in further lines where it would be cut. Where the terminal is too narrow all the same, each cell has a line
-    of its own."""
+    """Return rows under an upper-case header. On a terminal they are aligned, and the last column is cut to fit; in a
+    pipe they are separated by tabs, uncut and without colour.
+
+    `numbers` names the columns that are aligned to the right. `optional` names the columns that a narrow terminal does
+    not show; the first of them goes first, and the header says which are gone. With `wraps`, the last column continues
+    on further lines instead of being cut. If the terminal is too narrow even so, each cell has a line of its own.
+    """
     stream = sys.stdout if stream is None else stream
     texts = [[_text(cell) for cell in row] for row in rows]
     if not stream.isatty():
@@ -85,11 +88,13 @@ def table(
 
 
 class Rows:
-    """A table whose rows come one by one. On a terminal they stand under a header, each column as wide as its widest
-    cell so far and at least as `widths` says by the column's name, the last one cut to fit; a terminal that is narrow
-    at the first row does without the columns in `optional`, and one that is too narrow all the same has each cell in a
-    line of its own. In a pipe rows are separated by tabs, uncut and without a
-    header."""
+    """A table whose rows come one by one.
+
+    On a terminal they stand under a header, and the last column is cut to fit. Each column is as wide as its widest
+    cell so far, and at least as wide as `widths` says by the column's name. A terminal that is narrow at the first row
+    does not show the columns in `optional`; on one that is too narrow even so, each cell has a line of its own. In a
+    pipe, rows are separated by tabs, uncut and without a header.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class Rows:
         self._begun = False
 
     def line(self, row: Sequence[Any]) -> str:
-        """Return the row as a line; before the first, the header."""
+        """Return the row as a line. The first row has the header before it."""
         texts = [_text(cell) for cell in row]
         if not self._stream.isatty():
             return "\t".join(cell.replace("\t", " ") for cell in texts)
@@ -141,17 +146,17 @@ class Rows:
 
 
 def _room(columns: int, widths: Sequence[int]) -> int:
-    """What the columns before leave for the last one."""
+    """Return how wide the last column can be, beside the columns before it."""
     return columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
 
 
 def _saying(header: Sequence[str], left_out: Sequence[str]) -> list[str]:
-    """Return a header as it is shown: it says which columns are left out."""
+    """Return the header, which names the columns that are left out."""
     return [*header[:-1], f"{header[-1]} (no {', '.join(left_out)})" if left_out else header[-1]]
 
 
 def _record(header: Sequence[str], row: Sequence[str], columns: int, stream: TextIO) -> str:
-    """Return a row with a line for each cell that says something, below its first one."""
+    """Return a row as lines: its first cell, and below it a line for each further cell that has a value."""
     width = max(len(name) for name in header)
     first = f"{header[0]} {row[0]}"
     lines = [first if len(first) <= columns else row[0]]
@@ -195,12 +200,12 @@ def _text(cell: Any) -> str:
 
 
 def state(text: str, stream: TextIO) -> str:
-    """Return a state in its colour; the word itself carries it, too."""
+    """Return a state in its colour. The word alone says as much."""
     return paint(text, _STATE_STYLE.get(text.strip(), ""), stream)
 
 
 def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str:
-    """Names and values, one a line; those without a value are left out."""
+    """Return names and values, one pair a line; those without a value are left out."""
     stream = sys.stdout if stream is None else stream
     shown = [(name, _text(value)) for name, value in pairs if value not in (None, "", [], {})]
     if not stream.isatty():
@@ -222,7 +227,8 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
 
 
 def _wrapped(text: str, room: int, *, breaks: bool = False) -> list[str]:
-    """In lines of at most `room`; a longer word is broken with `breaks`, and else stands out."""
+    """Return the text in lines of at most `room` characters. A longer word is broken if `breaks` is set, and is too
+    long otherwise."""
     if len(text) <= room:
         return [text]
     import textwrap
@@ -231,7 +237,7 @@ def _wrapped(text: str, room: int, *, breaks: bool = False) -> list[str]:
 
 
 def folded(text: str, stream: TextIO) -> str:
-    """Return lines of talk that a terminal does not wrap within words. Commands are copied: they stay in one line."""
+    """Return the text with lines that a terminal does not wrap within a word. In a pipe nothing changes."""
     if not stream.isatty():
         return text
     columns = shutil.get_terminal_size().columns
@@ -239,7 +245,8 @@ def folded(text: str, stream: TextIO) -> str:
 
 
 def waits(explained: dict[str, Any]) -> str:
-    """Why a job waits, in a line, from what `explain` says: `2nd of 5  ~4m  busy: needs 1 more H100 on one host`."""
+    """Return why a job waits as one line, from the answer of `explain`: `2nd of 5 ~4m busy: needs 1 more H100 on one
+    host`."""
     place = place_of(explained) if "position" in explained else ""
     starts = explained.get("starts")
     about = f"~{age(starts['p50_ms'])}" if starts else ""
@@ -248,7 +255,8 @@ def waits(explained: dict[str, Any]) -> str:
 
 
 def place_of(explained: dict[str, Any]) -> str:
-    """Where a job stands in the queue: `2nd of 5`. Of a very long queue the replicas are counted, and not the jobs."""
+    """Return a job's place in the queue: `2nd of 5`. In a very long queue, these are counts of replicas and not of
+    jobs."""
     place = f"{ordinal(explained['position'])} of {explained['queued']}"
     return f"{place} replicas" if explained.get("queued_of") == "replicas" else place
 
@@ -260,18 +268,18 @@ def ordinal(number: int) -> str:
 
 
 def day_and_time(moment: datetime, now: datetime) -> str:
-    """Return a moment to come as a person says it, in the zone of `now`: `today 22:00`, `2026-11-27 22:00`."""
+    """Return a future moment as a person says it, in the time zone of `now`: `today 22:00`, `2026-11-27 22:00`."""
     days = (moment.date() - now.date()).days
     return f"{('today', 'tomorrow')[days] if days in (0, 1) else moment.date()} {moment:%H:%M}"
 
 
 def utc(milliseconds: float) -> str:
-    """Wall milliseconds as `2026-11-20T11:36:02Z`."""
+    """Return milliseconds since 1970 as `2026-11-20T11:36:02Z`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))
 
 
 def utc_ms(milliseconds: int) -> str:
-    """Wall milliseconds as `2026-11-20T11:36:02.507Z`."""
+    """Return milliseconds since 1970 as `2026-11-20T11:36:02.507Z`."""
     return f"{utc(milliseconds)[:-1]}.{milliseconds % 1000:03d}Z"
 
 

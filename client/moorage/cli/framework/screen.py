@@ -1,4 +1,4 @@
-"""Lines drawn again in place, for `--watch` on a terminal: never wider or higher than it, so that none wraps."""
+"""Draws lines in place again and again, for `--watch` on a terminal: never wider or higher than the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _STYLED: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 class Screen:
-    """`live` says whether the stream is a terminal on which that works; else nothing may be drawn."""
+    """A part of the terminal that is drawn again and again. `live` says whether the stream is a terminal that can do
+    this; otherwise do not call `draw`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.live = is_live(stream)
@@ -23,8 +24,11 @@ class Screen:
         self._drawn = 0
 
     def draw(self, lines: Sequence[str], *, tail: Sequence[str] = (), unseen: int = 0) -> None:
-        """These lines in place of those before. Where they do not fit the last ones go, but for `tail`; how many,
-        and `unseen` more that are not among them, is said."""
+        """Draw these lines in place of those before.
+
+        If they do not fit, the last of `lines` are left out, and never `tail`; a line says how many, `unseen` more
+        included.
+        """
         columns, rows = shutil.get_terminal_size()
         room = max(rows - 1 - len(tail), 1)
         shown = list(lines)
@@ -41,7 +45,7 @@ class Screen:
 
 
 def cut(line: str, columns: int) -> str:
-    """Return the line in at most so many columns, its colours ended."""
+    """Return the line cut to so many columns, with its colours ended."""
     left, out = columns, []
     for part in _STYLED.split(line):
         if part.startswith("\x1b"):

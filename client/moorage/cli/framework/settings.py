@@ -1,4 +1,4 @@
-"""The settings file as the command sees it: all its sections, the flags made from them, and what holds now."""
+"""The settings file as the command sees it: all of its sections, flags made from them, and the values in use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UP_FILE_HELP: Final = (
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The command's own defaults. Services that use the SDK do not read them."""
+    """The defaults of the command. Services that use the SDK do not read them."""
 
     nats: Annotated[
         str | None, setting("URL or nats context of the server; NATS_CONTEXT and NATS_URL override it.")
@@ -46,7 +46,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What `moorage up` starts; its scheduler and worker read their own sections."""
+    """The settings of `moorage up`. The scheduler and the worker that it starts read their own sections."""
 
     simulate: Annotated[
         str | None, setting("Simulated hosts instead of this machine: 4x8xH100, 2x4xL40S+8xH100, or a file.")
@@ -71,7 +71,8 @@ def sections() -> dict[str, type[msgspec.Struct]]:
 
 
 def the_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> SettingsFile:
-    """Return the settings file that holds here, every section of it checked. Raises Refused with bad-settings."""
+    """Return the settings file in use, with every section checked; `NO_FILE` if there is none. Raises Refused with
+    bad-settings."""
     path = find_file(given, env)
     if path is None:
         return NO_FILE
@@ -83,7 +84,7 @@ def the_file(given: str | Path | None = None, env: Mapping[str, str] | None = No
 
 
 def unread_here(read: SettingsFile) -> str:
-    """What to say of a `moorage.toml` in the current folder that was not read; "" where there is none."""
+    """Return that a `moorage.toml` in the current folder was not read, and how to read it; "" if there is none."""
     here = file_here()
     if here is None or (read is not NO_FILE and here.samefile(read.path)):
         return ""
@@ -91,7 +92,7 @@ def unread_here(read: SettingsFile) -> str:
 
 
 def client_settings(env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What [client] and its variables say; Raises Refused with bad-settings."""
+    """Return what the section [client] and its variables set. Raises Refused with bad-settings."""
     env = os.environ if env is None else env
     path = find_file(env=env)
     found = settle(CLIENT, ClientSettings, env=env, file=read_file(path))
@@ -104,8 +105,11 @@ def client_settings(env: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def flags_of(section: str, struct: type[msgspec.Struct]) -> type:
-    """A dataclass with an option for each key of a section, as the reader of lines takes it; None is one that was not
-    given. The values are checked by `settle`, as those of the environment are."""
+    """Return a dataclass with an option for each key of a section, for `arguments`. An option that is not given is
+    None.
+
+    Values stay text here; `settle` checks them, as it does those of the environment.
+    """
     fields: list[tuple[str, Any, Any]] = []
     for key, one in declared(section, struct).items():
         if key in COMMON:
@@ -119,7 +123,7 @@ def flags_of(section: str, struct: type[msgspec.Struct]) -> type:
 
 
 def _value_word(one: Setting) -> str:
-    """What stands for the value in a help."""
+    """Return what stands for a setting's value in the help."""
     if one.unit:
         return "DURATION" if one.unit == "s" else "SIZE"
     if get_origin(one.type) is Literal:
@@ -130,7 +134,7 @@ def _value_word(one: Setting) -> str:
 
 
 def effective(file: SettingsFile) -> Iterator[Found]:
-    """Every key of every section with what holds here now, but for flags."""
+    """Yield every key of every section with its value in use here. Flags are not known."""
     for name, struct in sections().items():
         yield from settle(name, struct, file=file).values()
 

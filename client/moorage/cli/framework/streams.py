@@ -1,4 +1,5 @@
-"""The three streams that a command finds: closed, or of an encoding that cannot say all; imports next to nothing."""
+"""Makes stdin, stdout and stderr usable however the caller left them: closed, or in an encoding that lacks letters.
+Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ import sys
 
 
 def stand_on_any_streams() -> None:
-    """Let a word of ours fail on no stream that the caller chose.
+    """Make sure that no output fails because of how the caller set up the streams. Call it once, at the start.
 
-    One that is closed (`>&-`) becomes /dev/null, so that no file of ours gets its number and is written to; a letter
-    that the terminal's encoding lacks (`LC_ALL=POSIX`, PYTHONIOENCODING) is written as an escape. Once, at the start.
+    A closed stream (`>&-`) becomes /dev/null, so that no file of ours gets its number and its output. A letter that the
+    terminal's encoding lacks (`LC_ALL=POSIX`, PYTHONIOENCODING) is written as an escape.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""Messages about a request that is in the ledger, or for which this is not known."""
+"""Messages about requests that were accepted, or of which this is not known."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def say_interrupted(jobs: Sequence[str | None]) -> None:
 
 
 def say_accepted(job: Job, request: Request) -> None:
-    """What the scheduler answered, and how to follow the job."""
+    """Print what the scheduler answered, and how to follow the job."""
     accepted = job.accepted
     assert accepted is not None
     known = f"a job with this id and content exists already, {accepted.state}" if accepted.duplicate else "accepted"
@@ -59,7 +59,7 @@ def tell_warnings(accepted: Accepted) -> None:
 
 
 def tell_warning(warning: str) -> None:
-    """One of those that an acceptance or a plan has: a code, and mostly more behind a colon."""
+    """Print a warning of an acceptance or of a plan: a code, in most cases with details after a colon."""
     code, _, text = warning.partition(":")
     text = text.strip() or _WARNINGS.get(code, "see moorage explain")
     say(f"warning[{code}]: {'no known worker could run this job: ' if code == 'no-match' else ''}{text}")

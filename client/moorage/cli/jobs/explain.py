@@ -70,9 +70,10 @@ def explain(
 
 
 async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
-    """Ask again at each event of the tenant and each new frame of the leader; show what is not as it was.
+    """Print the job's explanation, and print it again when it has changed, until the job is over.
 
-    The frame tells that the fleet has changed, which is what a waiting job waits for.
+    It asks the leader at each event of the tenant, and at each fleet frame that shows another fleet than the one
+    before.
     """
     news = asyncio.Event()
     news.set()
@@ -126,7 +127,7 @@ def _why(data: dict[str, Any]) -> str:
 
 
 def explained(data: dict[str, Any]) -> str:
-    """The answer of `explain`, for people."""
+    """Return the answer of `explain` as text for people."""
     if data["state"] in TERMINAL:
         code = data.get("code")
         rows = [("code", None if code is None else shell_code(code)), ("why", data.get("why")), ("ended", _ended(data))]
@@ -140,7 +141,7 @@ def _ended(data: dict[str, Any]) -> str:
 
 
 def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Why it waits, line by line."""
+    """Return why a job waits, as names and values."""
     return [
         ("asks", data.get("asks")),
         ("place", _place(data) if "position" in data else ""),
@@ -175,7 +176,8 @@ def _age(data: dict[str, Any]) -> str:
 
 
 def starts(data: dict[str, Any]) -> str:
-    """When it starts, as far as known: `in about 4m (with 90 % probability within 11m, from 40 earlier runs)`."""
+    """Return when a job is expected to start: `in about 4m (with 90 % probability within 11m, from 40 earlier runs)`;
+    "" if unknown."""
     if "starts_in_ms" in data:
         return f"not before {age(data['starts_in_ms'])} from now"
     band = data.get("starts")
@@ -185,7 +187,8 @@ def starts(data: dict[str, Any]) -> str:
 
 
 def _known_by(band: dict[str, int]) -> str:
-    """Return how well a start is known: the bound of nine in ten is given only once enough runs were seen."""
+    """Return from how many runs a start is known. The time that holds in nine cases of ten is there only after enough
+    runs."""
     runs, p90_ms = band.get("runs", 0), band.get("p90_ms")
     seen = f"from {many(runs, 'earlier run')}"
     if runs >= RUNS_SURE:
@@ -203,7 +206,7 @@ def _leaving(row: dict[str, Any]) -> str:
 
 
 def _steps(left: dict[str, int]) -> str:
-    """Return how many workers were left after each filter that took some: `known 4 > with-free-gpus 0`."""
+    """Return how many workers were left after each filter that removed some: `known 4 > with-free-gpus 0`."""
     steps: list[tuple[str, int]] = []
     for name, number in left.items():
         if not steps or number != steps[-1][1]:

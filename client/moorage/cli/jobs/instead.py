@@ -1,7 +1,7 @@
-"""`moorage submit --instead-of JOB`: what a job asks for, with some of it changed, in place of that job.
+"""`moorage submit --instead-of JOB`: submits the request of a waiting job with changes, and cancels that job.
 
-It is what the fixes of `explain` are told for: a job that waits is cancelled and handed in again, changed, under an id
-of its own. The leader is asked first whether it takes the changed request, so that nothing is given up for a refusal.
+Fixes of `explain` name this command. The new job has an id of its own. The leader is asked first whether it accepts the
+changed request, so that the old job is not cancelled for a request that is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _MERGED: Final = ("resources", "requires", "labels", "env")
 
 
 def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) -> Change:
-    """Raise `Rejected` for flags that say nothing, or what cannot be."""
+    """Return the step that changes the request of a waiting job, asks the leader about it, and cancels the job.
+
+    Raises `Rejected` if the flags change nothing, or if one of them is only for new jobs.
+    """
     if but is None and not command and flags == NO_FLAGS:
         raise rejected(
             "invalid-argument", "nothing to change", found=job, next=f"for example: --instead-of {job} --gpu 1xL40S"
@@ -132,7 +135,7 @@ def _fields_in(but: str | None) -> dict[str, Any]:
 
 
 def as_words(fix: dict[str, Any]) -> str:
-    """Return the flags that make a change of a fix (see `relax` of the scheduler's core), as one types them."""
+    """Return the flags that stand for a change which `explain` proposes (see `relax` of the scheduler's core)."""
     words: list[str] = []
     rest: dict[str, Any] = {}
     for field, value in fix["request"].items():

@@ -68,7 +68,7 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True)
 class JobFlags:
-    """A request, in flags. Durations as 90s, 10m, 1h30m."""
+    """The flags of a request. Durations are written as 90s, 10m, 1h30m."""
 
     __group__: ClassVar[str] = "Job"
 
@@ -240,8 +240,10 @@ def choices_of(flags: JobFlags, command: Sequence[str], request: Request) -> lis
 
 
 async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
-    """Return the first choice of the flags that some worker could run; the first one where none could. `plan` is that
-    of a client. Raises `Rejected`, and what `plan` raises."""
+    """Return the first of the choices that some worker could run, or the first one of all if none could.
+
+    `plan` is the client's method of that name. Raises `Rejected`, and what `plan` raises.
+    """
     choices = choices_of(flags, command, request)
     if len(choices) == 1:
         return request
@@ -299,14 +301,15 @@ async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> 
 
 
 def needs_argv(driver: str | None) -> bool:
-    """Return whether a job of this driver is known to need a command; of another one its worker decides."""
+    """Return whether a job of this driver is known to need a command. For a driver that is not known here, its worker
+    decides."""
     from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, UP_TO_0_2
 
     return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
 
 
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:
-    """As `build_request`; what a flag said is refused by the flag's name, beside the field's. Raises `Rejected`."""
+    """Do the same as `build_request`, but name the flag in a refusal. Raises `Rejected`."""
     from moorage.client.errors import Rejected
     from moorage.client.request_builder import build_request
 
@@ -323,7 +326,7 @@ def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Reque
 
 
 def _of_option(option: str, refused: Rejected) -> Rejected:
-    """The refusal of a value, with the option that said it."""
+    """Return the refusal of a value with the name of its option."""
     import msgspec
 
     from moorage.client.errors import Rejected
@@ -332,7 +335,7 @@ def _of_option(option: str, refused: Rejected) -> Rejected:
 
 
 def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
-    """Raise `Rejected`."""
+    """Return the scheduling fields of a request that the flags set. Raises `Rejected`."""
     from moorage.client.errors import rejected
 
     if flags.gang and flags.spread:
@@ -341,7 +344,8 @@ def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
 
 
 def fields_of(flags: JobFlags) -> dict[str, Any]:
-    """What the flags say beside GPUs, job id and scheduling, as fields of a request. Raises `Rejected`."""
+    """Return the other fields of a request that the flags set: all but GPUs, job id and scheduling. Raises
+    `Rejected`."""
     fields = {name: value for name in _SAME_NAME if (value := getattr(flags, name)) is not None}
     fields |= _durations(flags)
     if flags.guest:
@@ -362,7 +366,8 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
 
 
 def _blocks(flags: JobFlags) -> dict[str, Any]:
-    """What --driver-config says, with the devices of --gpu-device for the job's driver. Raises `Rejected`."""
+    """Return the `driver_config` of --driver-config, with the devices of --gpu-device added for the job's driver.
+    Raises `Rejected`."""
     import msgspec
 
     from moorage.client.errors import rejected
@@ -391,7 +396,7 @@ def _blocks(flags: JobFlags) -> dict[str, Any]:
 
 
 def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:
-    """In seconds, by field."""
+    """Return the durations of the flags in seconds, by field."""
     from moorage.client.durations import seconds
     from moorage.client.errors import Rejected, rejected
 
@@ -424,7 +429,7 @@ def _resources(flags: JobFlags) -> dict[str, int]:
 
 
 def milli_cores(cores: float) -> int:
-    """Cores → thousandths of one, rounded up: a claim of little is no claim of nothing. Raises `Rejected`."""
+    """Return cores as thousandths of a core, rounded up, so that a small number never becomes 0. Raises `Rejected`."""
     from moorage.client.errors import rejected
 
     if not math.isfinite(cores):
@@ -438,8 +443,8 @@ def milli_cores(cores: float) -> int:
 
 
 def mebibytes(size: str) -> int:
-    """`16G` (1e9 bytes), `16Gi` or `512M` → MiB, rounded up. A number alone is refused but for 0: one who writes 16 may
-    mean GiB. Raises `Rejected`."""
+    """Return a size as MiB, rounded up, from `16G` (16e9 bytes), `16Gi` or `512M`. A number without a unit is refused
+    unless it is 0, because 16 may be meant as GiB. Raises `Rejected`."""
     from moorage.client.errors import rejected
 
     try:
@@ -456,7 +461,8 @@ def mebibytes(size: str) -> int:
 
 
 def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:
-    """`NAME=value` texts of an option, split. Raises `Rejected`, which shows no value: it may be meant to be secret."""
+    """Return the `NAME=value` texts of an option, split. Raises `Rejected`, which shows no value, because a value may
+    be secret."""
     from moorage.client.errors import rejected
 
     found = []

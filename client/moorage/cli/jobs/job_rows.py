@@ -1,4 +1,4 @@
-"""The table of jobs as `moorage ls` shows it, once or again and again."""
+"""The table of jobs that `moorage ls` shows, once or again and again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def jobs_table(rows: list[dict[str, Any]]) -> str:
 
 
 def job_row(row: dict[str, Any]) -> list[Any]:
-    """Return the cells of `COLUMNS`."""
+    """Return the cells of a job's row, one for each of `COLUMNS`."""
     return [
         row["job"],
         row["state"],
@@ -42,7 +42,7 @@ def no_jobs(tenant: str, states: list[str]) -> str:
 
 
 def matching(counts: dict[str, int], states: list[str]) -> int:
-    """Return how many jobs there are in these states; in all where none is named."""
+    """Return how many jobs are in these states, or in any state if none is named."""
     return sum(number for name, number in counts.items() if name in (states or counts))
 
 

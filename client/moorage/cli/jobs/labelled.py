@@ -1,4 +1,5 @@
-"""Output of several replicas in one stream: whole lines, each with its replica before it, `[3] loss 0.7`."""
+"""Mixes the output of several replicas into one stream of whole lines. Each begins with the number of its replica: `[3]
+loss 0.7`."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ Source = tuple[int, int, str]
 
 
 class Labelled:
-    """Holds of each source what is no whole line yet, at most `LINE_BYTES_MAX`."""
+    """Keeps the unfinished line of each source, at most `LINE_BYTES_MAX` bytes of it."""
 
     def __init__(self) -> None:
         self._begun: dict[Source, bytes] = {}
 
     def lines(self, source: Source, data: bytes, *, end: bool) -> bytes:
-        """Return the lines that are whole by now; with `end` the rest as well, as a line of its own."""
+        """Return the lines that are complete now, labelled. With `end`, the unfinished rest follows as a line."""
         *whole, rest = (self._begun.pop(source, b"") + data).split(b"\n")
         while len(rest) > LINE_BYTES_MAX:
             whole.append(rest[:LINE_BYTES_MAX])
@@ -32,6 +33,6 @@ class Labelled:
         return b"".join(label + line + b"\n" for line in whole)
 
     def rest(self) -> Iterator[tuple[str, bytes]]:
-        """Each stream's name with a line that was begun and never ended. Forgets them."""
+        """Yield the name of each stream that has an unfinished line, and the line; then forget these lines."""
         for source in list(self._begun):
             yield source[2], self.lines(source, b"", end=True)

@@ -1,4 +1,4 @@
-"""`moorage ls --watch`: again whenever something of the tenant changes, by its events and not by the clock."""
+"""`moorage ls --watch`: lists the jobs again whenever an event tells of a change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ REDRAW_S: Final = 5.0
 
 
 async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options: RowOptions) -> None:
-    """Without end. On a terminal redrawn in place; in a pipe a row for each job that changed; with --json answers."""
+    """List the jobs until Ctrl-C: on a terminal redrawn in place, in a pipe a row for each job that changed, with
+    --json whole answers."""
     screen = Screen(sys.stdout)
     tty = screen.live and not options.json and options.format is None
     shown: dict[str, tuple[Any, ...]] = {}
@@ -53,7 +54,7 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
 def _tell_changed(
     rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]], options: RowOptions, none: str
 ) -> None:
-    """Print the rows that are not as they were, oldest first, or `none` at first; ages do not count."""
+    """Print the rows of jobs that have changed, oldest first. If there has been no job so far, `none` is said."""
     if not rows and not shown:
         say(f"{none}; each change of a job prints a row")
     for row in reversed(rows):

@@ -1,4 +1,4 @@
-"""`moorage plan`: what would happen, asked of the leader; nothing is submitted and nothing changes."""
+"""`moorage plan`: asks the leader what would happen to a job; nothing is submitted, and nothing changes."""
 
 from __future__ import annotations
 
@@ -133,12 +133,13 @@ async def _plan(
 
 
 def _in_part(data: dict[str, Any]) -> bool:
-    """Return whether some of it starts now, and some does not."""
+    """Return whether some of the job would start now and some would not."""
     return data["starts"] == "now" and bool(data.get("replicas_now", 0) < data.get("replicas", 0))
 
 
 def _tell(data: dict[str, Any], with_job: bool, imagined: bool) -> None:
-    """`imagined`: on a fleet or with rights that are not there, so that no submit would do as planned."""
+    """Print the plan. `imagined` says that it is for another fleet or other rights than there are, so a submit would do
+    something else."""
     rows: list[tuple[str, Any]] = [("starts", _starts(data) if with_job else "")]
     rows += [("on", f"{place['worker']}  {' '.join(place['gpus'])}".rstrip()) for place in data.get("places", [])]
     for name, what in (("preempts", data.get("preempts")), ("would start", data.get("starting"))):

@@ -1,7 +1,7 @@
-"""How a job that is followed shows: progress on stderr, output where it belongs.
+"""Shows a job that is followed: progress on stderr, and the job's output as it was written.
 
-On a terminal one line that is rewritten, in a pipe one line for each change. Behind each is how long after the job's
-acceptance that was.
+On a terminal, progress is one line that is rewritten; in a pipe, a line for each change. Each shows the time since the
+job was accepted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """`quiet` shows nothing of its own. Output goes to stdout and stderr as the job wrote it; with `labelled` in whole
-    lines that name their replica.
+    """Shows one job that is followed. `quiet` shows the job's output alone.
 
-    `whole`: it is to come from its beginning, so what is missing there was lost, too.
+    Output goes to stdout and stderr as the job wrote it; with `labelled`, in whole lines that begin with their replica.
+    With `whole`, the output should come from its beginning, so a first piece that begins later is reported as a loss.
     """
 
     def __init__(self, job: str, *, quiet: bool = False, whole: bool = False, labelled: bool = False) -> None:
@@ -50,7 +50,7 @@ class Progress:
         self._noted = ""
 
     def event(self, event: Event) -> None:
-        """A transition: what the job is now, and where."""
+        """Show a transition: the job's new state, and where it is."""
         self._simulated = self._simulated or event.simulated
         self._state = event.state
         for change in event.changes:
@@ -80,7 +80,7 @@ class Progress:
             self._show("  ".join(words))
 
     def waiting(self, explained: dict[str, Any]) -> None:
-        """Why it waits, as `explain` says it."""
+        """Show why the job waits, from the answer of `explain`."""
         if self._quiet or "reason" not in explained:
             return
         self._show(f"{self._tag('QUEUED')}  {waits(explained)}")
@@ -91,7 +91,7 @@ class Progress:
             say(text)
 
     def output(self, piece: Piece) -> None:
-        """A piece of the job's output, as it was written, or what its worker tells beside that."""
+        """Write a piece of the job's output, or show a note or ports that its worker sends in the same stream."""
         if not piece.is_output:
             self._tell(piece)
             return
@@ -111,7 +111,8 @@ class Progress:
             self._write(piece.stream, piece.text)
 
     def _tell(self, piece: Piece) -> None:
-        """What is done before the start, and where it is reached. In a pipe one line for all of one pull."""
+        """Show what the worker does before the start, or the job's ports. In a pipe, a pull of an image is one line in
+        all."""
         of = f"replica {piece.replica}: " if self._labelled is not None else ""
         if piece.ports:
             self._note(f"{of}ports: {ports_words(piece.ports)}")
@@ -122,7 +123,7 @@ class Progress:
             self._show(f"{self._tag(self._state)}  {of}{piece.note if self._rewrites else head}")
 
     def _write(self, name: str, text: str | bytes) -> None:
-        """To a terminal as text, elsewhere every byte as it is."""
+        """Write output: on a terminal as text, otherwise byte by byte as it came."""
         if not text:
             return
         self.erase()
@@ -137,25 +138,25 @@ class Progress:
             self._at_line_start = text[-1:] in ("\n", b"\n")
 
     def stands(self, text: str) -> None:
-        """How it stands by now, in words of the caller's."""
+        """Show this text as the progress line."""
         if not self._quiet:
             self._line = text
             self._draw()
 
     def tick(self) -> None:
-        """Redraw the progress line, if it is shown, with the time by now."""
+        """Redraw the progress line with the time that has passed, if the line is there."""
         if self._drawn:
             self._draw()
 
     def erase(self) -> None:
-        """Make room for a line of something else."""
+        """Erase the progress line, so that something else can be written."""
         if self._drawn:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._drawn = False
 
     def close(self) -> None:
-        """Write what is left of the output. Leave the last line where it is; output behind it had its place."""
+        """Write the unfinished lines of the output, and leave the last progress line on the terminal."""
         for name, text in self._labelled.rest() if self._labelled is not None else ():
             self._write(name, text)
         if self._rewrites and self._line and not self._drawn:
@@ -178,8 +179,8 @@ class Progress:
             say(text)
 
     def _lasted_ms(self) -> float:
-        """Return the time since the job's acceptance, of a job that is over until its end; since this began to follow
-        it where the acceptance was not seen."""
+        """Return the time since the job was accepted, in ms; until its end if it is over. If its acceptance was not
+        seen, since this began to follow it."""
         here_ms = (time.monotonic() - self._began_s) * 1000
         if self._accepted_ms is None:
             return here_ms

@@ -1,4 +1,4 @@
-"""`moorage run` and `moorage logs`: follow a job to its end, and end with its code."""
+"""`moorage run` and `moorage logs`: follow a job to its end, and exit with its code."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def _kept(
 
 
 def _say_detached(job: str, *, cancels: bool = False) -> bool:
-    """Print how to go on. Returns whether it told a user at a terminal that another Ctrl-C cancels the job."""
+    """Print how to go on. Returns whether a user at a terminal was told that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
     say(f"this command no longer follows job {job}, which goes on")
     say(f"  follow the job: moorage logs {job}")
@@ -182,7 +182,7 @@ async def _follow(
     replica: int | None = None,
     labelled: bool = False,
 ) -> int:
-    """Watch first, then submit, so that nothing of the output is missed; then show all of it. Returns the exit code."""
+    """Begin to watch, then submit, so that no output is missed; show all of it. Returns the exit code."""
     from moorage.client.errors import JobFailed
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
@@ -264,7 +264,7 @@ async def _tick(progress: Progress) -> None:
 
 
 async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
-    """While the job waits, ask for the reason now and then."""
+    """Ask now and then why the job waits, and show it, while it waits."""
     from moorage.client.errors import ClientError
     from moorage.schemas.job import QUEUED
 

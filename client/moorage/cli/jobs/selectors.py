@@ -46,7 +46,8 @@ def words_of(texts: Sequence[str]) -> list[str]:
 
 
 async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
-    """What `ask` answers for each job that is meant; it raises `NotFound` for an id that is none. Raises `Rejected`."""
+    """Return what `ask` answers for each job that the words mean. `ask` raises `NotFound` for an unknown id. Raises
+    `Rejected`."""
     answers: list[T] = []
     for word in words_of(texts):
         if _means_several(word):
@@ -57,7 +58,7 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
 
 
 async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
-    """Return the ids that are meant, each of a job that there is. Raises `NotFound`, `Rejected`."""
+    """Return the ids that the words mean, each of an existing job. Raises `NotFound`, `Rejected`."""
 
     async def known(name: str) -> str:
         await client.job(name).show()
@@ -73,7 +74,7 @@ async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
 
 async def one_id(client: AsyncClient, text: str, verb: str) -> str:
-    """Return the one id that is meant. Raises `NotFound`, and `Rejected` for several."""
+    """Return the one id that the word means. Raises `NotFound`, and `Rejected` if it means several."""
     names = await ids_of(client, [text])
     if len(names) != 1:
         from moorage.client.errors import rejected
@@ -88,9 +89,10 @@ async def one_id(client: AsyncClient, text: str, verb: str) -> str:
 
 
 async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
-    """As `ids_of`, but an id may be of a job to come: only ids that moorage made up are known by their beginning.
+    """Return the ids that the words mean. Unlike in `ids_of`, an id may be of a job that does not exist yet.
 
-    A name of the caller's own is taken as it stands, so that `cancel train-4` never ends `train-42`.
+    So only an id that moorage made up may be given by its beginning. Any other name is taken literally: `cancel
+    train-4` never ends `train-42`.
     """
     names: list[str] = []
     for word in words_of(texts):
@@ -107,7 +109,7 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
 
 def _means_several(word: str) -> bool:
-    """Return whether the scheduler's list says which jobs a word means; of anything else it is asked by name."""
+    """Return whether the scheduler's list of jobs is needed to tell which jobs a word means."""
     return word in (LAST, ALL) or word.endswith(EACH)
 
 
@@ -140,7 +142,8 @@ def _only(word: str, found: list[str]) -> str:
 
 
 async def _listed(client: AsyncClient, word: str) -> list[str]:
-    """What a word that means several means now. Raises `NotFound` where there is none, but for `all`."""
+    """Return the ids that `last`, `all` or `begins-*` means now. Raises `NotFound` if there is none, except for
+    `all`."""
     if word == LAST:
         rows = (await client.ls(limit=1))["jobs"]
         if not rows:
@@ -161,7 +164,7 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
 
 
 async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> list[str]:
-    """Return the jobs whose ids begin as the word says. Raises `NotFound` where there is none."""
+    """Return the ids that begin as the word says. Raises `NotFound` if there is none."""
     data = await client.ls(states, LOOKED_AT_MAX)
     found = [row["job"] for row in data["jobs"] if row["job"].startswith(word.removesuffix(EACH))]
     among = sum(number for state, number in data["counts"].items() if not states or state in states)
@@ -190,7 +193,7 @@ _MADE_UP_CHARS: Final = 15
 
 
 def _is_made_up(name: str) -> bool:
-    """Return whether moorage made this id up: see `client.job_ids.fresh_job_id`."""
+    """Return whether moorage itself made this id: see `client.job_ids.fresh_job_id`."""
     return len(name) == _MADE_UP_CHARS and _begins_made_up(name, at_most=_MADE_UP_CHARS)
 
 

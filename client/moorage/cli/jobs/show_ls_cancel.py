@@ -58,7 +58,7 @@ def show(
 
 
 async def _ports_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Ask the workers where the running replicas of a job are reached that wants ports; by replica."""
+    """Ask the workers for the addresses of a running job's ports; by replica. A job that wants no ports has none."""
     from moorage.client.errors import ClientError
     from moorage.schemas.capabilities import driver_of
 
@@ -84,7 +84,7 @@ def _ports(data: dict[str, Any]) -> str:
 
 
 def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """Until when what is left of a job that is over stays."""
+    """Return until when an ended job's id, its history and its output are kept."""
     kept = data.get("kept")
     if not kept:
         return []
@@ -137,13 +137,13 @@ def _show(data: dict[str, Any]) -> None:
 
 
 def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
-    """How its replicas on shared GPUs are kept to their parts; one that has its GPUs alone needs no word."""
+    """Return how strictly each replica is kept to its part of a shared GPU. Replicas with whole GPUs are left out."""
     rows = data.get("replica_states", [])
     return [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
 
 
 def guest_words(data: dict[str, Any]) -> str:
-    """Return that it has GPUs which a frozen job keeps, or that it lends its own; "" for neither."""
+    """Return that the job uses GPUs of a frozen job, or that another job uses its GPUs while it is frozen; else ""."""
     rows = data.get("replica_states", [])
     if any(row.get("lends") for row in rows):
         return "another job uses its GPUs while it is frozen; that job ends before this job continues"
@@ -152,18 +152,18 @@ def guest_words(data: dict[str, Any]) -> str:
 
 
 def idle_words(seconds: int, ends_s: int) -> str:
-    """That a job's GPUs show no use, and when its worker ends it."""
+    """Return for how long a job's GPUs have not been used, and when its worker ends the job for that."""
     ends = f"; its worker ends the job after {age(ends_s * 1000)} without use" if ends_s else ""
     return f"the job's GPUs have not been used for {age(seconds * 1000)}{ends}"
 
 
 def enforced_words(enforced: dict[str, str]) -> str:
-    """How a job is kept to its part of a shared GPU, in words."""
+    """Return how a job is kept to its part of a shared GPU, in words: memory and compute."""
     return f"memory {enforced['memory']}, compute {enforced['compute']}"
 
 
 def _kept(data: dict[str, Any]) -> str:
-    """What of a job that left memory can be shown."""
+    """Return what is still known of a job that is no longer in the scheduler's memory; "" for other jobs."""
     if not data.get("compacted"):
         return ""
     return (
@@ -188,7 +188,7 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
 
 
 def why_of(state: str, why: str, by: str, said: str) -> str:
-    """Return the reason, with the user if a tenant or an operator caused it."""
+    """Return the reason of a state; it names the user if a tenant or an operator caused it."""
     if by in ("", "worker") or state == ACCEPTED:
         return why or "-"
     actor = f"{by}, unverified name {said}" if said else by

@@ -1,4 +1,4 @@
-"""`moorage submit`: requests in flags, from a file, or in the place of one that waits."""
+"""`moorage submit`: submits requests, given by flags or by a file, or in place of a waiting job."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def _one(client: AsyncClient, request: Request, options: RowOptions) -> in
 
 
 async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: RowOptions) -> int | None:
-    """Several requests: each request is accepted or refused by itself, told in their order."""
+    """Submit several requests, each accepted or refused by itself, and print the answers in their order."""
     from moorage.client.errors import BatchRejected, error_of
 
     jobs: list[Job | None] = []
@@ -146,7 +146,8 @@ async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: Ro
 
 
 def _read(file: str) -> Any:
-    """The JSON of a file or of stdin: an object, or a list of them, from an array or one a line. Raises `Rejected`."""
+    """Return the JSON of a file or of stdin: an object, or a list of objects from an array or from one a line. Raises
+    `Rejected`."""
     from moorage.client.errors import rejected
 
     where = "stdin" if file == "-" else file
@@ -168,7 +169,7 @@ def _read(file: str) -> Any:
 
 
 def _json_of(text: bytes, where: str) -> Any:
-    """One JSON value; or a list of them, where the first line is a value and further ones follow. Raises `Rejected`."""
+    """Return one JSON value, or a list of values if there is one in each line. Raises `Rejected`."""
     import msgspec
 
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]

@@ -1,4 +1,4 @@
-"""`moorage wait` and `moorage events`: until jobs are over, and what happens meanwhile."""
+"""`moorage wait` and `moorage events`: wait until jobs are over, and print what happens."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _known(result: Result | None) -> Result:
 
 
 class Meanwhile:
-    """On a terminal, one line that tells how it stands with the jobs that are waited for; elsewhere nothing."""
+    """Shows one line on a terminal about the jobs that are waited for; shows nothing elsewhere."""
 
     def __init__(self, client: AsyncClient, jobs: Sequence[str]) -> None:
         self._client = client
@@ -119,7 +119,7 @@ class Meanwhile:
         self._progress.erase()
 
     def over(self, job: str) -> None:
-        """A row about it is told next."""
+        """Count this job as over, and make room for its row."""
         self._left.pop(job, None)
         self._progress.erase()
 
@@ -191,7 +191,7 @@ def _tell(event: Event, options: RowOptions, rows: Rows) -> None:
 
 
 def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
-    """Return a row a transition, with the cells of `COLUMNS`; the date is in a `whole` time alone."""
+    """Return a row for each transition of the event, with the cells of `COLUMNS`. A `whole` time has the date, too."""
     rows: list[list[Any]] = []
     for change in event.changes:
         when = datetime.fromtimestamp(change.time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

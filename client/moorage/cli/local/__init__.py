@@ -1,1 +1,1 @@
-"""Running moorage on this machine: the whole of it, or a scheduler or a worker."""
+"""Runs moorage on this machine: all of it, or a scheduler or a worker."""

@@ -1,4 +1,5 @@
-"""`moorage add-path`: a command with the paths that TF_PATH and its kin add, as a job's process has them."""
+"""`moorage add-path`: runs a command with the paths of TF_PATH and related variables, as processes of jobs have
+them."""
 
 from __future__ import annotations
 

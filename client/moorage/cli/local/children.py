@@ -1,4 +1,4 @@
-"""The processes that `moorage up` keeps alive: started, watched, started again within bounds, ended in order."""
+"""Keeps the processes of `moorage up` alive: starts them, starts them again if they die, and ends them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 class ChildFailed(ClientError):
-    """A child died again and again; its log's end is in the message."""
+    """A process ended too often in a short time. The message has the end of its log."""
 
     def __init__(self, name: str, log: Path, code: int | None) -> None:
         tail = log_tail(log)
@@ -69,9 +69,9 @@ class Child:
         self._stopping = False
 
     async def keep(self, changed: Callable[[], None]) -> None:
-        """Run it for ever, starting it again when it dies. `changed` is called with each new pid.
+        """Run the process until `stop`, and start it again whenever it ends. `changed` is called after each start.
 
-        Raises `ChildFailed` beyond `STARTS_MAX` in `STARTS_WINDOW_S`. Ends by `stop`.
+        Raises `ChildFailed` if it ends `STARTS_MAX` times within `STARTS_WINDOW_S`.
         """
         while not self._stopping:
             process = await self.start()
@@ -85,7 +85,8 @@ class Child:
             await asyncio.sleep(wait_s)
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start it now; its output goes to the log. A Ctrl-C at the terminal does not reach it: it is for us."""
+        """Start the process; its output goes to the log. It has a session of its own, so Ctrl-C at the terminal does
+        not reach it."""
         self.starts += 1
         self._recent.append(time.monotonic())
         with open_log(self._log) as log:
@@ -102,7 +103,8 @@ class Child:
         return self._process
 
     def _wait_s(self, code: int | None) -> float:
-        """Return how long to wait before the next start; grows with those of the last minute."""
+        """Return how many seconds to wait before the next start; more after each start of the last minute. Raises
+        `ChildFailed`."""
         now = time.monotonic()
         while self._recent and self._recent[0] < now - STARTS_WINDOW_S:
             self._recent.popleft()
@@ -111,7 +113,7 @@ class Child:
         return float(min(self._again_s * 2 ** (len(self._recent) - 1), AGAIN_S_MAX))
 
     async def stop(self, within_s: float = STOP_S) -> None:
-        """SIGTERM, wait, and SIGKILL after `within_s`."""
+        """Send SIGTERM and wait; send SIGKILL if the process still runs after `within_s`."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -128,7 +130,7 @@ class Child:
         self.pid = 0
 
     def kill(self) -> None:
-        """SIGKILL, now."""
+        """Send SIGKILL at once."""
         self._stopping = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -136,7 +138,7 @@ class Child:
 
 
 def ended_text(code: int | None) -> str:
-    """`code 1`, or the signal's name."""
+    """Return an exit code in words: `code 1`, or the name of the signal."""
     if code is None:
         return "no exit code"
     if code >= 0:
@@ -149,7 +151,7 @@ def ended_text(code: int | None) -> str:
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Iterator[int]:
-    """Append to the log; one that grew beyond its bound is kept aside once, as `.old`."""
+    """Open a log to append to it. If it is longer than its bound, it is first renamed to `.old`."""
     with contextlib.suppress(OSError):
         if path.stat().st_size > LOG_BYTES_MAX:
             path.replace(path.with_name(path.name + ".old"))

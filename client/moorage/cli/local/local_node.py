@@ -1,4 +1,5 @@
-"""One machine's moorage: an embedded server, a scheduler and a worker, kept alive until a user ends them."""
+"""Runs all of moorage on one machine: an embedded server, a scheduler and a worker, kept alive until a user ends
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ READY_LOOK_S: Final = 0.1
 
 
 class Node:
-    """One machine's moorage: the embedded server and two children, on one folder."""
+    """All of moorage on one machine, with one folder: the embedded server and two child processes."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Node:
         self._hard = asyncio.Event()
 
     async def run(self) -> int:
-        """Until a signal, or until something cannot be kept alive. Returns the exit code."""
+        """Run until a signal comes or a process cannot be kept alive. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in ENDING:
             loop.add_signal_handler(number, self._on_signal)
@@ -127,7 +128,7 @@ class Node:
         replace_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
 
     async def _make_ledger_of(self, backup: Path) -> None:
-        """What `moorage admin restore --replace` does, at the only time at which no scheduler runs here."""
+        """Restore the ledger as `moorage admin restore --replace` does, at the only time when no scheduler runs here."""
         from moorage.scheduler.backup import restore
         from moorage.schemas.subjects import PREFIX_DEFAULT
 
@@ -187,14 +188,14 @@ class Node:
             self._write_up()
 
     def _start_server_again(self) -> None:
-        """A stream that could not be written stays closed until its server starts again (nats-server 2.15)."""
+        """Start the server again: a stream that could not be written stays closed until then (nats-server 2.15)."""
         assert self._server is not None
         self._server_ended_by_us = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._server.pid, signal.SIGTERM)
 
     def _write_up(self) -> None:
-        """Tell the other commands of this folder; no secret in it."""
+        """Write down for other commands in this folder how they reach the server; no secret is in it."""
         from moorage.bus.target import UP_FILE, Up, started_ticks
         from moorage.schemas.codec import encode
 
@@ -293,7 +294,7 @@ class Node:
     # -- the end
 
     def _on_signal(self) -> None:
-        """The first ends in order, the second at once."""
+        """End everything in order at the first signal, and at once at the second."""
         self._interrupts += 1
         if self._interrupts == 1:
             self._stop.set()
@@ -305,7 +306,7 @@ class Node:
         self._hard.set()
 
     async def _end(self, keeping: set[asyncio.Task[Any]]) -> None:
-        """Worker, its jobs, scheduler, server: each when what needs it is gone."""
+        """End the worker, its jobs, the scheduler and the server, in this order: each after those that need it."""
         self._ending = True
         say("ending the worker, its jobs, the scheduler and the server …")
         if self._worker is not None:
@@ -322,7 +323,7 @@ class Node:
 
 
 def _own_user() -> str:
-    """This process's user by name, or by number where the system knows no name of it."""
+    """Return the name of this process's user, or the number if the system has no name for it."""
     import pwd
 
     try:

@@ -1,4 +1,4 @@
-"""What it takes to end processes that are not one's children."""
+"""Ends processes that are not children of this one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STARTING_LOOK_S: Final = 0.05
 
 
 async def until_gone(pid: int) -> None:
-    """Until the process is gone; it need not be our child."""
+    """Wait until the process has ended; it need not be a child of this one."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -31,7 +31,7 @@ async def until_gone(pid: int) -> None:
 
 
 async def end_jobs(state: Path, hard: asyncio.Event) -> None:
-    """End the worker's supervisor, which outlives its agent by design, and its jobs; at once when `hard` is set."""
+    """End the worker's supervisor, which runs on when its agent ends, and its jobs; without grace if `hard` is set."""
     from moorage.worker.run import SUPERVISOR_FOLDER
     from moorage.worker.supervisor.client import Supervised, SupervisorError
 
@@ -71,14 +71,14 @@ async def end_jobs(state: Path, hard: asyncio.Event) -> None:
 
 
 async def end_jobs_now(state: Path) -> None:
-    """As `end_jobs`, without grace."""
+    """End the supervisor and its jobs as `end_jobs` does, without grace."""
     at_once = asyncio.Event()
     at_once.set()
     await end_jobs(state, at_once)
 
 
 def supervisors_of(folder: Path) -> list[int]:
-    """Return the supervisors that run on this folder, also those that do not listen yet or no more."""
+    """Return the pids of the supervisors of this folder, those that do not listen yet or no longer included."""
     wanted = (b"moorage.worker.supervisor", b"--state", os.fsencode(folder))
     found = []
     for entry in Path("/proc").iterdir():

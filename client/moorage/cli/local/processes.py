@@ -1,4 +1,4 @@
-"""`moorage scheduler` and `moorage worker`: the services in the foreground."""
+"""`moorage scheduler` and `moorage worker`: run the services in the foreground."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`moorage up`: a server, a scheduler and a worker on this machine, in one command, and nothing left behind."""
+"""`moorage up`: runs a server, a scheduler and a worker on this machine with one command, and leaves no process
+behind."""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ def up(
     flags: UpFlags = _NO_FLAGS,
     options: LocalOptions = LOCAL,
 ) -> int:
-    """Server, scheduler and worker on this machine, in one command.
+    """Run a server, a scheduler and a worker on this machine with one command. Other commands find it if they run in
+    the same folder.
 
-    Other commands find it if they run in the same folder. If the folder has a moorage.toml, it is read, and a line says
-    so. Ctrl-C ends everything, running jobs included: SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the
-    same folder continues from it. Waiting jobs still wait. Jobs that ran are tried again if they have retries left;
-    else they are FAILED, "its worker was stopped". A process that dies is started again; after six times within a
-    minute, everything ends.
+    If the folder has a moorage.toml, it is read, and a line says so. Ctrl-C ends everything, running jobs included:
+    SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder continues from it. Waiting jobs still
+    wait. Jobs that ran are tried again if they have retries left; else they are FAILED, "its worker was stopped". A
+    process that dies is started again; after six times within a minute, everything ends.
     """
     gc.enable()
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options, restore)))
@@ -78,9 +79,10 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
 
 
 def _file_here() -> Path | None:
-    """The `moorage.toml` of this folder, where the state of `up` is, too, unless the environment names another file.
+    """Return the `moorage.toml` of this folder, which also has the state of `up`, unless the environment names another
+    file.
 
-    One of another user is not read: it could name programs to run.
+    A file of another user is not read, because it could name programs to run.
     """
     from moorage.cli.framework.console import say_if_heard
 
@@ -95,7 +97,7 @@ def _file_here() -> Path | None:
 
 
 def _check_fleet(simulate: str | None) -> None:
-    """A fleet's word that cannot be is told before anything is started."""
+    """Raise for a fleet that is not written correctly, before anything is started."""
     if simulate is None:
         return
     from moorage.client.errors import rejected

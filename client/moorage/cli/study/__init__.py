@@ -1,1 +1,1 @@
-"""Looking things up without touching a job: codes, schemas, frames, traces, past decisions."""
+"""Verbs that look something up and touch no job: codes, schemas, frames, traces, past decisions."""

@@ -78,7 +78,7 @@ def _payload(frame: str) -> bytes:
 
 
 def _show(answer: bytes) -> int:
-    """Print it. Returns the exit code: that of the first error in it."""
+    """Print the answer. Returns the exit code: that of the first error in it."""
     import msgspec
 
     from moorage.client.errors import error_of

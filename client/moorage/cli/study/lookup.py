@@ -1,4 +1,5 @@
-"""What moorage means by a word, without a server: `errors`, `schema`, and codes in `explain`."""
+"""`moorage errors`, `moorage schema` and the codes in `moorage explain`: what a word of moorage means, told without a
+server."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def errors(
     *,
     options: LocalRowOptions = LOCAL_ROWS,
 ) -> int:
-    """What the codes of errors, of waiting and of ends mean, whose fault they are, and the exit codes."""
+    """List the codes of errors, of waiting and of ends: what they mean, whose fault it is, and the exit codes."""
 
     def act() -> int | None:
         every = {**error_codes(), **reasons(), **ends()}
@@ -52,7 +53,7 @@ _KINDS: Final = {
 
 
 def page(code: Code) -> str:
-    """Everything that is known of a code."""
+    """Return everything that is known of a code, as text."""
     where = {"caller": "the caller's", "fleet": "the fleet's, not yours", "moorage": "moorage's own: report it"}
     fix = fix_of(code.code).format(job="JOB", asks="the request")
     return facts(
@@ -76,7 +77,7 @@ def schema(
     *,
     options: LocalOptions = LOCAL,
 ) -> int:
-    """The JSON Schema of the request, or of a frame, as this release reads and writes it."""
+    """Print the JSON Schema of the request, or of a frame, as this release reads and writes it."""
 
     def act() -> int | None:
         known = _structs()
@@ -102,7 +103,7 @@ def schema(
 
 
 def _structs() -> dict[str, type]:
-    """Return every frame by its kind, and the request."""
+    """Return the struct of every frame by its kind, and that of the request."""
     import msgspec
 
     from moorage.schemas import frames

@@ -1,4 +1,4 @@
-"""`moorage replay`: what was decided: read again from the ledger or a backup, or decided again from a recording."""
+"""`moorage replay`: shows past decisions from the ledger or a backup, or makes those of a recording again."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ async def _replay_ledger(
 
 
 def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
-    """What the snapshot that the reading begins with knows of a job, and that no more is known."""
+    """Print what the first snapshot knows of the jobs, and that the records before it were deleted. Returns the number
+    of lines."""
     say(f"records up to {ledger.base_seq} were deleted after a snapshot; of their decisions only the results are known")
     for row in ledger.before:
         show(row, options)
@@ -156,7 +157,7 @@ def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerO
 
 
 def show(row: dict[str, Any], options: LedgerOptions) -> None:
-    """A line of a decision or an act."""
+    """Print the line of a decision or of an operator's act."""
     if options.json:
         emit(row)
         return
@@ -177,14 +178,14 @@ def show(row: dict[str, Any], options: LedgerOptions) -> None:
 
 
 def _gpus(names: Sequence[Any]) -> str:
-    """Their names, for a program; how many, for a person."""
+    """Return the number of GPUs for a person at a terminal, and their names in a pipe."""
     if sys.stdout.isatty():
         return many(len(names), "GPU") if names else "-"
     return ",".join(map(str, names)) or "-"
 
 
 def _line(ledger: int, time_ms: int | None, cells: list[str], told: str) -> None:
-    """In columns on a terminal; else as it is cut apart by a script."""
+    """Print the cells: in columns on a terminal, otherwise separated by tabs."""
     if not sys.stdout.isatty():
         when = "-" if time_ms is None else str(time_ms)
         tell("\t".join([str(ledger or "-"), when, *cells, told]).rstrip())

@@ -1,4 +1,4 @@
-"""`moorage simulate`: the production core on a trace, under a virtual clock, without a server."""
+"""`moorage simulate`: runs the real scheduler's core on a trace with a virtual clock, without a server."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def simulate(
 
 
 def _check_writable(files: list[Path]) -> None:
-    """That what takes long to find out can be written in the end. Raises `Rejected`."""
+    """Check that the results can be written in the end, before the long run begins. Raises `Rejected`."""
     for file in files:
         reason = "Is a directory" if file.is_dir() else None if file.parent.is_dir() else "No such folder"
         if reason is None and not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -169,14 +169,14 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
 
 
 class _Rights(NamedTuple):
-    """What operators have set of the tenants: as orders, and as the report says it."""
+    """The weights, guarantees and limits of tenants: as operator's orders, and in the form of the report."""
 
     orders: list[Order]
     said: dict[str, str]
 
 
 def _rights(quota: list[str], share: list[str]) -> _Rights:
-    """What operators have set of the tenants when the trace begins. Raises `Rejected`, or Refused for a bad number."""
+    """Return the tenants' rights at the beginning of the trace. Raises `Rejected`, or Refused for a bad number."""
     from moorage.cli.jobs.plan import quotas_of, shares_of
     from moorage.client.errors import rejected
     from moorage.scheduler.whatif.plan import orders_of
@@ -291,9 +291,10 @@ def _simulate(
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Where to write a file, so that it is there whole or not at all; a pipe or a device is written as it is.
+    """Yield the path to write to, so that the file is there whole or not at all. A pipe or a device is written
+    directly.
 
-    What cannot be written after all, as on a full disk, is an error of its own.
+    Raises `Rejected` if it cannot be written, as on a full disk.
     """
     part = file if file.exists() and not file.is_file() else file.with_name(f".{file.name}.part")
     try:
@@ -312,7 +313,8 @@ def _numbered(path: Path, suffix: str) -> Path:
 
 
 def _progress(label: str) -> Any:
-    """On a terminal one line that is rewritten, at most twice a second."""
+    """Return a function that shows the progress on a terminal, on one line and at most twice a second; None
+    elsewhere."""
     if not is_live(sys.stderr):
         return None
     said = 0.0

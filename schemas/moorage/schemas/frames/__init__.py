@@ -1,9 +1,9 @@
 """All messages and answers on subjects, apart from the request itself.
 
-Frames are lenient (unknown fields of a newer minor version pass), requests are strict. `kind` tells frames of one
-subject apart and `v` is the protocol's version; both are looked at before anything else. Structs marked as arrays
-travel as JSON or msgpack arrays in the order of their fields, since a frame may hold hundreds of them.
-Durations are seconds, times are ledger milliseconds unless the name ends in `_wall_s`.
+Frames are lenient (unknown fields of a newer minor version are ignored), requests are strict. `kind` tells the frames
+of one subject apart, and `v` is the protocol's version; both are looked at before anything else. Structs marked as
+arrays travel as JSON or msgpack arrays in the order of their fields, since a frame may have hundreds of them. Durations
+are in seconds; times are ledger milliseconds, unless the name ends in `_wall_s`.
 """
 
 from __future__ import annotations

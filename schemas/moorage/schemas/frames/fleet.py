@@ -1,4 +1,4 @@
-"""Public frames of workers and schedulers about themselves. They name no job, tenant or session."""
+"""Public frames in which workers and schedulers describe themselves. They name no job, tenant or session."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from moorage.schemas.frames.version import VERSION
 
 
 class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One slot of a worker's pool. `index` is the device's own index (sparse allowed), `name` as the driver says it.
+    """One slot of a worker's pool.
 
-    Identity is (vendor, uuid): in the whole fleet where the uuid has 16 characters or more (`gpu-lent-twice`), else on
-    its machine. `numa` is the NUMA node or -1; `peers` the indices reached over NVLink.
+    `index` is the device's own index, and may skip numbers; `name` is the driver's name for it. (vendor, uuid)
+    identifies it: in the whole fleet if the uuid has 16 characters or more (`gpu-lent-twice`), else on its machine.
+    `numa` is the NUMA node or -1; `peers` are the indices that it reaches over NVLink.
     """
 
     index: int
@@ -35,20 +36,18 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def names_of(uuid: str, pci: str, cdi: Iterable[str]) -> list[str]:
-    """Return the names by which a request may ask for a device, beside its index.
-
-    uuid and address are spelled as `canonical_id` spells what a request names.
-    """
+    """Return the names other than its index by which a request may ask for a device. uuid and address have the spelling
+    of `canonical_id`."""
     domain, _, rest = pci.lower().partition(":")
     address = f"{domain.lstrip('0').zfill(4)}:{rest}"
     return [name for name in (canonical_id(uuid), address if rest else "", *cdi) if name]
 
 
 def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -> int:
-    """Return the slots, as a mask, of the devices of these ids, each a device of its own; 0 where one is not there.
+    """Return the slots of the devices with these ids as a mask, a device of its own for each id; 0 if one is not there.
 
-    `by_name` gives the slots of a name. Where several of `slots` have it (the same index of two vendors), the lowest is
-    taken that no other id needs: names with the fewest slots come first, in whatever order they were asked for.
+    `by_name` gives the slots of a name. If several of `slots` have it (the same index of two vendors), the lowest one
+    that no other id needs is taken. Names with the fewest slots come first, whatever order they were asked for in.
     """
     found = 0
     for one in sorted(ids, key=lambda one: (by_name(one) & slots).bit_count()):
@@ -60,10 +59,11 @@ def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -
 
 
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
-    """A worker's full description of itself: at start, at reconnect and at roll-call. Public, but for `drivers_for`
-    and `mps_users`.
+    """A worker's full description of itself, sent at its start, at a reconnect and at a roll-call. Public, except for
+    `drivers_for` and `mps_users`.
 
-    `modes` are the sharing modes on offer, `drivers` the ways it can run a job; `gpu_pool` is in slot order.
+    `modes` are the sharing modes that it offers, `drivers` the ways in which it can run a job; `gpu_pool` is in the
+    order of its slots.
     """
 
     worker: str
@@ -95,7 +95,8 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
 
 class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One slot's load, in the order of hello's `gpu_pool`. Holds no job and no tenant: the frame is public."""
+    """The load of one slot, in the order of hello's `gpu_pool`. It names no job and no tenant, because the frame is
+    public."""
 
     index: int
     leased: bool = False  # to a job, or to a process of the host
@@ -113,7 +114,8 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):
     """A worker's periodic report: every 2 s, and at most 5 a second when leases change. Public.
 
-    `n` counts up in one boot, `generation` grows with every change of the pool: an older one is telemetry only.
+    `n` counts up within a boot. `generation` grows with every change of the pool: a frame with an older one is used as
+    telemetry only.
     """
 
     worker: str
@@ -127,7 +129,7 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 
 
 class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
-    """The leader's summary of the fleet for observers, one frame for all workers. Names no job and no tenant."""
+    """The leader's summary of the fleet for observers, one frame for all workers. It names no job and no tenant."""
 
     epoch: int  # of the leader
     ledger: int  # the last record of the ledger
@@ -146,11 +148,11 @@ class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rol
 
 
 class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="standing"):
-    """A scheduler that leads or stands by, each two seconds: its release, the newest feature level that it can write
-    and fold, and the ledger record that it has folded. Public.
+    """Sent every two seconds by each scheduler, whether it leads or stands by. Public.
 
-    `settings` are those of its numbers, orders and rankers that differ from the defaults: the leader goes by its
-    own. Null where the release does not tell them.
+    It has the scheduler's release, the newest feature level that it can write and fold, and the ledger record up to
+    which it has folded. `settings` are those of its numbers, orders and rankers that differ from the defaults: only the
+    leader's take effect. Null if its release does not tell them.
     """
 
     scheduler: str

@@ -1,4 +1,4 @@
-"""Frames of the history: the packed transitions of jobs."""
+"""Frames of the history, with the packed transitions of jobs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from moorage.schemas.frames.version import VERSION
 
 
 class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A transition as the history packs it: `state` is a position in the frame's `states`, `worker` a key of its
-    `workers` or -1, `slots` a bit mask of that worker's GPUs, `by` as `Change` has it, then a blank and what was said,
-    `result` as `Change` has it; most rows end before it.
+    """A transition as the history packs it. Most rows end before their last fields.
 
-    A `state` below 0 counts from the end of `states`: -1 is the last one (an operator's act on the job).
+    - `state` is a position in the frame's `states`. Below 0 it counts from the end: -1 is the last one (an operator's
+      act on the job).
+    - `worker` is a key of the frame's `workers`, or -1. `slots` is a bit mask of that worker's GPUs.
+    - `by` is as in `Change`, followed by a blank and what was said. `result` is as in `Change`.
     """
 
     rev: int
@@ -32,11 +33,12 @@ class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A job's transitions in a frame of the history. Its first, ACCEPTED, is revision 1 at `accepted_ms`.
+    """A job's transitions in a frame of the history. The first one, ACCEPTED, is revision 1 at `accepted_ms`.
 
-    `over`: the job is, and nothing will follow; else this is a part of a long story. `parts` are the earlier ones:
-    stream sequence, first and last revision. The request is left out of parts, where it is long, and in a flood.
-    `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported that.
+    - `over`: the job is over and nothing will follow. Otherwise this is a part of a long story.
+    - `parts` are the earlier parts: stream sequence, first and last revision.
+    - The request is left out of parts, if it is long, and in a flood.
+    - `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported it.
     """
 
     job: str
@@ -52,7 +54,7 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A worker that a history frame names; `gpus` are the uuids of the slots that were used, by position."""
+    """A worker in a history frame. `gpus` are the uuids of the slots that were used, by position."""
 
     worker: str
     gpus: dict[int, str] = {}
@@ -60,10 +62,10 @@ class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="history"):
-    """Stories of a tenant's jobs that are over, and parts of long ones: at most four frames a second.
+    """Stories of jobs of one tenant that are over, and parts of long ones. At most four frames a second.
 
-    A job may stand in several frames, since a new leader writes again what it cannot know to be written: (job, rev)
-    tells doubles apart.
+    A job may be in several frames, because a new leader writes again what may not have been written: (job, rev)
+    identifies doubles.
     """
 
     tenant: str

@@ -1,4 +1,4 @@
-"""An audit's request to every worker, and the worker's findings on its devices."""
+"""Frames of an audit: its request to every worker, and what the worker found on its devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moorage.schemas.frames.version import VERSION
 
 
 class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
-    """An audit asks every worker to look at its devices now. `ask` is a random number that the answer repeats."""
+    """An audit asks every worker to look at its devices now. `ask` is a random number, which the answer repeats."""
 
     ask: int
     reign: int
@@ -16,11 +16,12 @@ class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
 
 
 class Finding(msgspec.Struct, frozen=True, array_like=True):
-    """Something on a device that no lease explains; `slot` is a position in hello's `gpu_pool`.
+    """Something on a device that no lease explains. `slot` is a position in hello's `gpu_pool`.
 
-    `kind` is nvml-foreign (a process on a device without a lease: `pid`, short `name`, `memory_mib` where the driver
-    tells), nvml-memory (`memory_mib` more than its idle baseline on such a device, and no process of it is seen) or
-    nvml-missing (a leased device does not answer).
+    - `nvml-foreign`: a process (`pid`, short `name`, and `memory_mib` if the driver tells it) uses a device without a
+      lease.
+    - `nvml-memory`: `memory_mib` more than its idle baseline is in use on such a device, and no process of it is seen.
+    - `nvml-missing`: a leased device does not answer.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Between a worker and the leader: joins, renewals, facts, and what the leader wants of the worker."""
+"""Frames between a worker and the leader: joins, renewals, facts, and what the leader wants of the worker."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ RESULT_DIGITS_MAX: Final = 14
 
 
 def result_of(detail: str) -> int | None:
-    """Return which message of the tenant's stream of results a detail names: its sequence, 0 for no result.
+    """Return the sequence that a detail names of a message in the tenant's stream of results; 0 if there is no result.
 
-    None for a detail that names none, as of a worker or a scheduler of an older release.
+    None if the detail names none, as in a fact of an older release.
     """
     digits = detail[len(RESULT) :]
     if not detail.startswith(RESULT) or len(digits) > RESULT_DIGITS_MAX or not (digits.isascii() and digits.isdigit()):
@@ -50,13 +50,14 @@ UNKNOWN_MS: Final = -1
 
 
 def used_detail(gpu_ms: int, memory_mib_s: int) -> str:
-    """Return the detail that says so: milliseconds of a whole GPU at work or UNKNOWN_MS, and memory in MiB seconds."""
+    """Return the `detail` of a `freed`: milliseconds of a whole GPU at work (or UNKNOWN_MS), and memory in MiB
+    seconds."""
     most = 10**USED_DIGITS_MAX - 1
     return f"{USED}{min(gpu_ms, most)},{min(memory_mib_s, most)}"
 
 
 def used_of(detail: str) -> tuple[int, int] | None:
-    """Return GPU milliseconds (or UNKNOWN_MS) and MiB seconds of a detail; None for one that does not say them."""
+    """Return GPU milliseconds (or UNKNOWN_MS) and MiB seconds of such a detail; None for any other detail."""
     if not detail.startswith(USED):
         return None
     words = detail[len(USED) :].split(",")
@@ -67,13 +68,14 @@ def used_of(detail: str) -> tuple[int, int] | None:
 
 
 def sum_known(one_ms: int, other_ms: int) -> int:
-    """Return the sum of what is known of two durations; UNKNOWN_MS where both are unknown."""
+    """Return the sum of two durations, without those that are unknown; UNKNOWN_MS if both are."""
     known = [each for each in (one_ms, other_ms) if each != UNKNOWN_MS]
     return sum(known) if known else UNKNOWN_MS
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A member as its worker holds it; `phase` is claimed, running, frozen, ending or exited (device not yet free)."""
+    """A member that a worker holds. `phase` is claimed, running, frozen, ending or exited (its device is not yet
+    free)."""
 
     tenant: str
     job: str
@@ -108,19 +110,23 @@ FREEZE_LEVEL: Final = 2
 class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What happened to a member at its worker. Only a fact frees a GPU.
 
-    `code` is the exit status for `exited` (negative: minus the signal), else 0 but for `idle`. `detail` is one short
-    word or line: for `exited` the reason (exit, timeout, end, fence, start-failed, lost) or, with code 0 and from
-    feature level 2 on, `result:` and the sequence of the message that has the result (0: there is none), for `refused`
-    why, for `claimed` of rank 0 of a gang `address:port`, for `quarantined` the slots as `0,3`, for `freed` what it
-    used of its GPUs as `used:` with milliseconds of a GPU at work (-1: unknown) and MiB seconds, where the worker has
-    measured that.
-    Of `idle`, from feature level 2 on, `code` is for how many seconds its GPUs have shown no use, and `detail` after
-    how many its worker ends it (empty: never). `frozen` and `resumed` answer a `Freeze`, as does `not-frozen`, whose
-    `detail` is why the member runs on. By `freeze-due` a worker asks for that order itself: the member's GPUs have
-    shown no use for `code` seconds; and by `resume-due` for the other one: a process of it waits to use them.
+    `detail` is one short word or line, and `code` is 0 except where it is named here:
 
-    A refusal that begins with `cannot-run: ` is the request's fault and ends the job; with `not-here: ` or
-    `not-permitted: ` the job goes to another worker and its GPUs stay open; any other is tried again after a pause.
+    - `claimed`: of rank 0 of a gang, `detail` is `address:port`, where the gang meets.
+    - `refused`: `detail` is why. If it begins with `cannot-run: `, the request is at fault, and the job ends. With
+      `not-here: ` or `not-permitted: `, the job goes to another worker and its GPUs stay open. Otherwise the placement
+      is tried again after a pause.
+    - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
+      fence, start-failed or lost; or, with code 0 and from feature level 2 on, `result:` and the sequence of the
+      message that has the result (0: there is none).
+    - `quarantined`: `detail` is the slots, as `0,3`.
+    - `freed`: `detail` is what the member used of its GPUs, if the worker has measured it: `used:` with milliseconds
+      of a GPU at work (-1: unknown) and MiB seconds.
+    - `idle`, from feature level 2 on: `code` is for how many seconds the GPUs have shown no use, and `detail` after
+      how many the worker ends the member (empty: never).
+    - `frozen`, `resumed`, `not-frozen`: the answer to a `Freeze`. Of `not-frozen`, `detail` is why the member runs on.
+    - `freeze-due`: the worker asks for a `Freeze`, because the GPUs have shown no use for `code` seconds.
+    - `resume-due`: the worker asks for the order to resume, because a process of the member waits to use its GPUs.
     """
 
     kind: FactKind
@@ -134,10 +140,10 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A device that must not be given out, as its worker judges it; `slot` is a position in hello's `gpu_pool`.
+    """A device that the worker judges unfit to be given out. `slot` is a position in hello's `gpu_pool`.
 
-    `kind` is a word of `SlotLoad.health`, or `state-gone` where the worker's state folder was removed under it;
-    `detail` is one line. `ends`: what runs on it is asked to leave it as well.
+    `kind` is a word of `SlotLoad.health`, or `state-gone` if the worker's state folder was removed. `detail` is one
+    line. With `ends`, jobs that run on the device are asked to end as well.
     """
 
     slot: int
@@ -147,11 +153,14 @@ class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="join"):
-    """A worker asks for a new lease session for this boot, once what ran before is proven to be over or is listed here.
+    """A worker asks for a new lease session for this boot. All that it ran before is proven to be over, or is listed
+    here.
 
-    `n` comes from the journal and only grows. `facts` are all unanswered facts under their old names; `holding` are the
-    members that live on here and that the new session takes over; what is not listed is over. `reign` is the highest
-    that was heard of the ledger `ledger`: a leader whose ledger ends below it has an older backup of it.
+    - `n` comes from the worker's journal and only grows.
+    - `facts` are all facts without an answer, under their old names.
+    - `holding` are the members that still live here, which the new session takes over. What is not listed is over.
+    - `reign` is the highest that the worker has heard of, in the ledger `ledger`. A leader whose ledger ends below it
+      has an older backup of that ledger.
     """
 
     machine: str
@@ -166,11 +175,13 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 
 
 class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joined"):
-    """The new session and its numbers. `session` is a secret that proves the sender: it is never in a public frame.
+    """The new session and its numbers.
 
-    The worker begins to end its jobs `lease_s` after it sent the last renewal that was answered, and leaves them at
-    most `grace_s` to end. `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
-    `level` is the ledger's feature level: what a worker reports only from some level on waits for it.
+    - `session` is a secret that proves the sender, and is never in a public frame.
+    - `renew_s`, `lease_s`, `grace_s`: the worker renews every `renew_s`. It begins to end its jobs `lease_s` after it
+      sent the last renewal that was answered, and leaves them at most `grace_s` to end.
+    - `formerly` is the id of the ledger from which an operator has restored `ledger`.
+    - `level` is the ledger's feature level. The worker sends no report that needs a higher level.
     """
 
     session: str
@@ -186,13 +197,17 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
 
 
 class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
-    """A renewal of the lease session, with what the worker holds for the scheduler.
+    """A renewal of the lease session, with the state of the worker.
 
-    `n` counts up within the session. `no` is the number of the last fact frame that was answered. `busy` lists the
-    positions of slots that local claimers hold; `waiting` says that a local claimer waits, so that the worker counts as
-    full. `unwell` is the complete list of devices that must not be given out; `well_n` is the number of the newest
-    release of devices by an operator that the worker has carried out (see `Wanted`). `reign` is the highest that the
-    worker has heard. `resized` are those of `held` of which an operator has changed the part of their devices.
+    - `n` counts up within the session.
+    - `no` is the number of the last fact frame that was answered.
+    - `held` are the members that the worker holds for the scheduler.
+    - `busy` lists the positions of slots that local claimers hold. `waiting` says that a local claimer waits, so that
+      the worker counts as full.
+    - `unwell` is the complete list of devices that must not be given out. `well_n` is the number of the newest release
+      of devices by an operator that the worker has carried out (see `Wanted`).
+    - `reign` is the highest that the worker has heard of.
+    - `resized` are those of `held` whose part of their devices an operator has changed.
     """
 
     session: str
@@ -210,10 +225,11 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
-    """Sent once a ledger record is acknowledged that was appended after the renewal came: that proves the reign.
+    """The answer to a renewal. A ledger record was acknowledged that was appended after the renewal came, which proves
+    the reign.
 
-    `draining`: an operator drains the worker, which asks back what it lends to processes of its host. `level` as in
-    `Joined`: an operator may have raised it.
+    `draining`: an operator drains the worker, which then asks back what it lends to processes of its host. `level` is
+    that of `Joined`, which an operator may have raised.
     """
 
     n: int
@@ -224,7 +240,8 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
 
 
 class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A member that has the part of its devices that the operator's order `n` gave its job; see `Place.resized`."""
+    """A member that now has the part of its devices which the operator's order `n` gave to its job; see
+    `Place.resized`."""
 
     tenant: str
     job: str
@@ -235,7 +252,8 @@ class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class FactFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):
-    """One numbered frame of facts, one in flight; sent again with the same number until answered."""
+    """A numbered frame of facts. The worker sends it again, with the same number, until it is answered; only then the
+    next one."""
 
     session: str
     no: int
@@ -252,21 +270,24 @@ class FactAck(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="reco
 
 
 class Goodbye(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="goodbye"):
-    """The worker leaves for good and everything it held is over, so its id is free at once. Sent on `.join`."""
+    """The worker leaves for good, and everything that it held is over. Its id is free at once. Sent on `.join`."""
 
     session: str
     v: int = VERSION
 
 
 class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The scheduler's proposal: claim these slots (positions in hello's `gpu_pool`) or refuse at once.
+    """The scheduler's proposal to a worker: claim these slots (positions in hello's `gpu_pool`), or refuse at once.
 
-    `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
-    request: in JSON for a worker that joined in JSON, else as it came, JSON or msgpack. `ends_in_s` is when the job's
-    deadline comes, counted from this frame; the leader ends it then, and the worker tells it before where the request
-    names a checkpoint signal. `folder`: the attempt has a folder of its own, as feature level 2 of the ledger says.
-    `resized` is the number of the operator's order that gave the job the part which `body` names; 0: its own request's.
-    `guest`: frozen members have these slots; the worker refuses where one of them is not frozen, or has a guest.
+    - `mode` is exclusive, mps, time-slice or none.
+    - `hold`: claim the slots, and wait for START (a gang).
+    - `body` is the request, in JSON for a worker that joined in JSON, and else as it came, JSON or msgpack.
+    - `ends_in_s` is the time from this frame to the job's deadline. The leader ends the job then. If the request names
+      a checkpoint signal, the worker sends it before.
+    - `folder`: the attempt has a folder of its own (feature level 2 of the ledger).
+    - `resized` is the number of the operator's order that gave the job the part in `body`; 0: it is the request's own.
+    - `guest`: frozen members have these slots. The worker refuses if one of those is not frozen, or has a guest
+      already.
     """
 
     tenant: str
@@ -286,7 +307,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A gang's member may run now: every rank is held and STARTED is in the ledger. All ranks get the same address."""
+    """A gang's member may run now, since every rank is held and STARTED is in the ledger. All ranks get the same
+    address."""
 
     tenant: str
     job: str
@@ -299,11 +321,12 @@ class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """End or withdraw a member, and remember that it is over: a later placement of the same fence is refused.
+    """End a member or withdraw its placement, and remember this: a later placement with the same fence is refused.
 
-    Not held: answered `withdrawn`. Held, not started: released, `withdrawn`. Running: ended within `grace_s`
-    (null: the job's own), then `exited` and `freed`. With `notice_s` a running one that has a checkpoint signal gets
-    that first, and is asked to end so many seconds later.
+    - A member that is not held is answered with `withdrawn`.
+    - One that is held and has not started is released, and answered with `withdrawn`.
+    - One that runs is ended within `grace_s` (null: the job's own grace), and answered with `exited` and `freed`. With
+      `notice_s`, a member that has a checkpoint signal gets that first, and is asked to end so many seconds later.
     """
 
     tenant: str
@@ -317,9 +340,9 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Freeze(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Freeze a running member, or with `on` false resume it: answered by a fact, also where it is so already.
+    """Freeze a running member, or resume it if `on` is false. A fact answers this, even if nothing had to change.
 
-    A frozen member holds its lease and its CPU time goes on; the memory of its GPUs is in the host's RAM.
+    A frozen member keeps its lease, and its time limits go on. The memory of its GPUs is in the host's RAM.
     """
 
     tenant: str
@@ -331,11 +354,13 @@ class Freeze(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
-    """What the ledger wants of a worker and its renewal does not yet show. Idempotent by member, sent until done.
+    """What the ledger wants of a worker and the worker's renewal does not show yet. Sent again until done; each
+    member's part may be repeated safely.
 
     A frame of another session, or of a lower reign than one heard before, is dropped and counted. `well` are slots that
-    an operator has released, whatever was seen of them before; `well_n` is the number of that release, and the renewal
-    repeats it. `resize` are held members whose job has another part of its devices now: `body` and `resized` say which.
+    an operator has released, whatever was seen of them before; `well_n` is the number of that release, which the
+    renewal repeats. `resize` are held members whose job has another part of its devices now: `body` and `resized` say
+    which.
     """
 
     worker: str

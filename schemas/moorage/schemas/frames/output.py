@@ -1,4 +1,4 @@
-"""A job's output: pieces published while it runs, and pages of what its worker keeps."""
+"""Frames of a job's output: pieces that are published while it runs, and pages of what its worker keeps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ StreamName = Literal["out", "err"]
 
 
 class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="log"):
-    """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. Said, so it may be lost.
+    """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. It is published once, so it may be
+    lost.
 
-    `offset` counts bytes of this stream (out or err) in this attempt, `next` is the offset behind this piece (0 where
-    an older worker does not say it); `text` is decoded with replacement, and where that changes it `data` has the bytes
-    (base64 in JSON). A frame with `note` or `ports` is no output: its worker tells what it does before the start, as
-    `pulling the image a/b:1: 34 %`, or, once a container has started, where each of its ports is reached.
+    - `offset` counts bytes of this stream (out or err) within this attempt. `next` is the offset after this piece (0 if
+      an older worker does not tell it).
+    - `text` is decoded, and bytes that are not UTF-8 are replaced; if there are any, `data` has the bytes (base64 in
+      JSON).
+    - A frame with `note` or `ports` is no output. `note` is what the worker does before the start, as `pulling the
+      image a/b:1: 34 %`. `ports` say where each port of a started container is reached.
     """
 
     attempt: int
@@ -34,9 +37,10 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function's result, named `<job>.<replica>.<fence>` after its attempt; also the last line of its output.
+    """The result of a function. `name` is that of its attempt, `<job>.<replica>.<fence>`. It is also the last line of
+    the attempt's output.
 
-    `value` is left out where it is large. Bytes are in base64. `tail` is the end of what an attempt wrote that failed.
+    A large `value` is left out. Bytes are in base64. `tail` is the end of what a failed attempt wrote.
     """
 
     result: str
@@ -49,8 +53,8 @@ class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
 class Results(msgspec.Struct, frozen=True, tag_field="kind", tag="results"):
     """Results that a worker finished in one turn: a message in the stream of the tenant's bucket.
 
-    Those of at most 2 KiB, and the tails of failed attempts, are sent to all who listen on `moorage.log.<tenant>.~.0`,
-    too, where they may be lost.
+    Those of at most 2 KiB, and the tails of failed attempts, are also published on `moorage.log.<tenant>.~.0` to
+    everybody who listens there, where they may be lost.
     """
 
     results: list[ResultLine]
@@ -66,10 +70,10 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=LOG_OFFSET_MAX)]
 
 
 class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `moorage.api.<tenant>.logs` is asked: a page of the output that a job's worker keeps.
+    """The question of `moorage.api.<tenant>.logs`: a page of the output that a job's worker keeps.
 
-    `attempt` null is the replica's newest. `offset` counts bytes of the stream from its beginning, a negative one from
-    its end. `limit` bounds the page, in bytes.
+    If `attempt` is null, it is the replica's newest one. `offset` counts bytes of the stream from its beginning; a
+    negative one counts from its end. `limit` bounds the page, in bytes.
     """
 
     job: str
@@ -81,7 +85,7 @@ class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="read-log"):
-    """The leader asks a worker for a page of a member's output. The session proves that the leader asks.
+    """The leader asks a worker for a page of a member's output. `session` proves that the leader asks.
 
     `ended_ms` is the ledger time of the attempt's end, 0 while it runs.
     """
@@ -103,10 +107,12 @@ class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
 class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log-page"):
     """A page of output: the bytes from `offset` up to `next`, which is where the next page begins.
 
-    They are in `text` where they are UTF-8, else as they are in `data` (base64 in JSON). `size` is what is kept of the
-    stream by now, in bytes; `truncated` says that its worker dropped what came behind that. `over`: the stream has
-    ended, and this page goes up to its end. `attempt` 0: the replica has not been placed yet. `ports`: where a
-    container that runs is reached (`address:port`), by its own ports.
+    - The bytes are in `text` if they are UTF-8, else in `data` (base64 in JSON).
+    - `size` is how many bytes of the stream are kept now. `truncated` says that the worker did not keep what came after
+      them.
+    - `over`: the stream has ended, and this page goes up to its end.
+    - `attempt` 0: the replica has not been placed yet.
+    - `ports`: by the container's own ports, where each is reached (`address:port`) while it runs.
     """
 
     attempt: _Count

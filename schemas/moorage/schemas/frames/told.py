@@ -1,4 +1,4 @@
-"""The leader's answers and events for clients that submit and follow jobs."""
+"""The leader's answers and events, for clients that submit and follow jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moorage.schemas.frames.version import VERSION
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="accepted"):
-    """The request is in the ledger, at sequence `ledger`. `duplicate`: it was there before, with the same content."""
+    """The request is in the ledger, at sequence `ledger`. `duplicate`: it was already there, with the same content."""
 
     job: str
     ledger: int  # the record that holds it
@@ -24,14 +24,13 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fi
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One transition of one replica. `rev` is the job's own revision number: no gap, no double.
+    """One transition of one replica. `rev` is the job's own revision number, without gap or double.
 
-    `by` is whose doing it was: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for what the one
-    in `worker` reported, nothing for the scheduler's own (a placement, a deadline, a loss). `said` is the name that
-    the tenant or operator gave itself, at most 64 characters; it is not proven.
-
-    `result` is the sequence of the message in the tenant's stream of results that has what the attempt returned, 0 if
-    it returned nothing. Null if that was not reported: an object may be named for the attempt all the same.
+    - `by` is who caused it: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for the one in `worker`,
+      or "" for the scheduler itself (a placement, a deadline, a loss).
+    - `said` is the name that the tenant or operator gave, at most 64 characters. It is not proven.
+    - `result` is the sequence of the message in the tenant's stream of results that has what the attempt returned; 0 if
+      it returned nothing. Null if this was not reported: an object of the attempt's name may exist all the same.
     """
 
     rev: int
@@ -50,7 +49,8 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The GPUs of a replica have shown no use for so many `seconds`; at `ends_s` its worker ends it (0: never)."""
+    """The GPUs of a replica have shown no use for so many `seconds`. Its worker ends it after `ends_s` seconds without
+    use (0: never)."""
 
     seconds: int
     ends_s: int = 0
@@ -58,7 +58,7 @@ class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):
-    """What a ledger record changed for one job: its state now and the transitions since the previous event."""
+    """What a ledger record changed for one job: its state now, and the transitions since the previous event."""
 
     tenant: str
     job: str
@@ -79,7 +79,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
 
 class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):
-    """One frame a tick with every change of a tenant."""
+    """A frame with every change of a tenant's jobs, one for each turn of the scheduler."""
 
     tenant: str
     ledger: int
@@ -88,7 +88,7 @@ class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="event
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="answer"):
-    """What a verb answers: `data` is of that verb, as of ledger record `ledger`."""
+    """The answer to a verb. `data` depends on the verb, and is as of ledger record `ledger`."""
 
     verb: str
     ledger: int  # of an answer to cancel: the record that holds it

@@ -1,4 +1,4 @@
-"""The protocol's version: every frame names it in `v`, which is looked at before anything else."""
+"""The protocol's version. Every frame has it in `v`, which is looked at before anything else."""
 
 from __future__ import annotations
 
