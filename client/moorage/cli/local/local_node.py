@@ -128,7 +128,7 @@ class Node:
         replace_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
 
     async def _make_ledger_of(self, backup: Path) -> None:
-        """Restore the ledger as `moorage admin restore --replace` does, at the only time when no scheduler runs here."""
+        """Restore the ledger as `moorage admin restore --replace` does; no scheduler runs here now."""
         from moorage.scheduler.backup import restore
         from moorage.schemas.subjects import PREFIX_DEFAULT
 
