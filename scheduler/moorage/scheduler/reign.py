@@ -7,6 +7,7 @@ the append is acknowledged. Beside the loop it answers questions, publishes the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Any, Final
@@ -42,6 +43,11 @@ SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: after a record that changed this many jobs, the event loop runs other tasks before the next one is built
 LONG_RECORD: Final = 256
+
+#: if this many records in a row had no submit, and a submit arrived during the append of each, the next record waits up
+#: to SHARE_WAIT_S for a submit, so that both need one append (event loops have no finer timers)
+SHARE_AFTER: Final = 3
+SHARE_WAIT_S: Final = 0.002
 
 
 def monotonic_ms() -> int:
@@ -101,6 +107,7 @@ class Reign:
         self._built_ms = 0
         self._skipped_ms = 0  # time that a simulation skipped
         self.records = 0
+        self._submits_delayed = 0  # records in a row without a submit, during whose append a submit arrived
         self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -201,18 +208,23 @@ class Reign:
 
     async def loop(self) -> None:
         """Write one record after the other; what arrives during an append goes into the next record."""
-        engine, ledger = self.engine, self._scheduler.ledger
+        engine, view, ledger = self.engine, View(self.engine), self._scheduler.ledger
         while True:
             await self._until_due()
+            if self._submits_delayed >= SHARE_AFTER and view.is_idle:
+                await self._wait_for_submit()
             now = self.mono_ms()
             if not self._due(now):
                 continue
+            has_submit = view.has_submit
             payload = self._build(now)
             self._loop.call_soon(engine.prepare_early)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
             self.stalled.release()
             self.records += 1
+            if not has_submit:
+                self._submits_delayed = self._submits_delayed + 1 if view.has_submit else 0
             if early := engine.early(seq):
                 await self._world.send(early)
             outputs = engine.commit(seq, self.mono_ms())
@@ -306,6 +318,19 @@ class Reign:
             await self._kick.wait()
         finally:
             handle.cancel()
+
+    async def _wait_for_submit(self) -> None:
+        """Let the next record wait up to `SHARE_WAIT_S` for a submit.
+
+        A caller that submits one job after the other would otherwise wait, each time, for the append about its former
+        job. After a wait without a submit no record waits for a while, unless a submit comes during the append
+        (bench/notes/2026-11-25-a-record-waits-for-a-submit.md).
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHARE_WAIT_S):
+                while not View(self.engine).has_submit:
+                    self._kick.clear()
+                    await self._kick.wait()
 
     # --------------------------------------------------------------------------- what questions need to know
 

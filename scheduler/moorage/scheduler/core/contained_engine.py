@@ -168,7 +168,7 @@ class ContainedEngine(Engine):
         return str(num) if job is None else f"{job.tenant}/{job.name}"
 
     def _only_event(self) -> Event | None:
-        pending = self._pending
+        pending = self.pending
         taken: list[Event] = [*pending.taken_submits, *pending.cancels.taken, *pending.taken_rest]
         found = [event for event in taken if not isinstance(event, QueueRead | Ask)]
         urgent = [event for event in found if not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))]
@@ -176,7 +176,7 @@ class ContainedEngine(Engine):
 
     def _aside_of(self, event: Event, raised: Exception) -> list[Any]:
         """Return the input of `set_aside` for an event, naming it by its place in its queue before it was taken."""
-        pending, contained, now_ms = self._pending, self.containment, self._now_ms
+        pending, contained, now_ms = self.pending, self.containment, self._now_ms
         if isinstance(event, Submit):
             trace = contained.note("request", "submit", f"{event.tenant}/{event.name}", raised, now_ms)
             if event.sequence:
@@ -198,7 +198,7 @@ class ContainedEngine(Engine):
 
     def set_aside(self, aside: list[Any], time_ms: int, mono_ms: int, soft: dict[str, Any]) -> None:
         """Continue without what failed, from rebuilt tables. An input of the engine, like `offer`."""
-        flight, pending, contained = self._in_flight, self._pending, self.containment
+        flight, pending, contained = self._in_flight, self.pending, self.containment
         self._in_flight = None
         self.cost_ms = soft.get("cost_ms", 0)  # measured, so it is part of the input
         if flight is not None:  # None in a replay, which does not build the failed record
@@ -227,14 +227,14 @@ class ContainedEngine(Engine):
 
     def _refuse_submit(self, event: Submit | QueueRead) -> None:
         assert isinstance(event, Submit)
-        self._pending.remove(event)
+        self.pending.remove(event)
         failed = _failed("request", event.name)
         event.answer(failed, self._owed)
         self._charge(event.tenant)
         self._hold_back(self._now_ms)
 
     def _refuse(self, event: Event) -> None:
-        self._pending.remove(event)
+        self.pending.remove(event)
         if isinstance(event, Cancel):
             self._owed.append((_failed("cancel", event.job), event.reply, event.json))
             self._charge(event.tenant)
@@ -286,7 +286,7 @@ class ContainedEngine(Engine):
             host.troubles = {slot: (health, detail) for slot, health, detail in troubles}
             host.closed = host.closed or host.worker.id in contained.failing
             self.fleet.refresh(host)
-        for event in self._pending.submits:
+        for event in self.pending.submits:
             if isinstance(event, Submit):
                 self._read_again(event)
         for waiting_events in self._kept_waiting.values():
@@ -305,7 +305,7 @@ class ContainedEngine(Engine):
 
         Other tenants' requests are unaffected.
         """
-        contained, pending, waiting = self.containment, self._pending, self._kept_waiting
+        contained, pending, waiting = self.containment, self.pending, self._kept_waiting
         for tenant in list(waiting):
             if not contained.wait_ms(tenant, now_ms):
                 pending.submits.extend(waiting.pop(tenant))
@@ -352,14 +352,14 @@ class ContainedEngine(Engine):
 
         Such workers end their jobs, and count as lost once nothing can run there any more, like silent workers.
         """
-        failing, rest = self.containment.failing, self._pending.rest
+        failing, rest = self.containment.failing, self.pending.rest
         for worker_id in list(failing):
             worker = self.state.workers.get(worker_id)
             if worker is None or not worker.session:
                 del failing[worker_id]
         refused = [event for event in rest if isinstance(event, FromWorker) and event.worker in failing]
         for event in refused:
-            self._pending.remove(event)
+            self.pending.remove(event)
             self._owed.append((_failed("frame"), event.reply, event.json))
 
     def _begin_record(self, flight: InFlight) -> None:

@@ -105,7 +105,7 @@ class Engine:
         self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
         #: put each event but renewals into a record of its own, so that a failing event cannot take others with it
         self.alone = False
-        self._pending = PendingEvents()
+        self.pending = PendingEvents()
         self._rid = 0
         self._began_ms = mono_ms
         self._untold: tuple[InFlight, Folded] | None = None
@@ -203,9 +203,9 @@ class Engine:
     def offer(self, event: Event) -> None:
         """Take an event for the next record. Never blocks; the caller bounds how many events it offers."""
         if type(event) is Submit:  # the most frequent event, without the call of `add`
-            self._pending.submits.append(event)
+            self.pending.submits.append(event)
         else:
-            self._pending.add(event)
+            self.pending.add(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """Apply a load frame to the fleet view at once; load is never recorded in the ledger."""
@@ -218,14 +218,14 @@ class Engine:
     @property
     def urgent(self) -> bool:
         """Whether to write a record now instead of with the next heartbeat. Renewals alone can wait a little."""
-        pending = self._pending
+        pending = self.pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
         return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
 
     @property
     def waiting(self) -> int:
         """The number of events offered that are not in a record yet."""
-        return len(self._pending)
+        return len(self.pending)
 
     @property
     def next_timer_ms(self) -> float:
@@ -242,7 +242,7 @@ class Engine:
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
-        self._pending.begin_record()
+        self.pending.begin_record()
         self._at = "begin"
         self._begin_record(flight)
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
@@ -303,19 +303,19 @@ class Engine:
 
     def _takes_no_more(self, draft: Draft) -> bool:
         """Return whether the record has no room for another event."""
-        return draft.full or (self.alone and self._pending.has_taken)
+        return draft.full or (self.alone and self.pending.has_taken)
 
     def _gather(self, flight: InFlight) -> list[Order]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
         Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
         """
-        draft, rest = flight.draft, self._pending.rest
+        draft, rest = flight.draft, self.pending.rest
         folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
         orders: list[Order] = []
         later: list[FromWorker] = []
         joined: set[str] = set()
-        taken = self._pending.taken_rest
+        taken = self.pending.taken_rest
         for _ in range(EVENTS_MAX):
             if not rest or self._takes_no_more(draft):
                 break
@@ -337,7 +337,7 @@ class Engine:
             else:
                 self._take_in(flight, event)
         self._hurry = bool(rest)
-        self._pending.put_back(later)
+        self.pending.put_back(later)
         return orders
 
     def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | PartKept | Resign | Ask) -> None:
@@ -394,7 +394,7 @@ class Engine:
 
     def forget_callers(self) -> None:
         """Drop all pending questions: a copy of the engine that only simulates must not answer clients."""
-        self._pending.forget_asks()
+        self.pending.forget_asks()
         if self._in_flight is not None:
             self._in_flight.asks.clear()
 
@@ -427,7 +427,7 @@ class Engine:
         draft = flight.draft
         if self._takes_no_more(draft):
             return
-        for event in self._pending.cancels.take(draft, alone=self.alone):
+        for event in self.pending.cancels.take(draft, alone=self.alone):
             self._at = event
             if isinstance(event, QueueRead):
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
@@ -435,7 +435,7 @@ class Engine:
                 flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
 
     def _take_submits(self, flight: InFlight) -> None:
-        submits, taken, draft = self._pending.submits, self._pending.taken_submits, flight.draft
+        submits, taken, draft = self.pending.submits, self.pending.taken_submits, flight.draft
         tenants = self.state.tenants
         while submits and not self._takes_no_more(draft):
             self._at = event = submits[0]
@@ -485,7 +485,7 @@ class Engine:
         """Carry out orders, each after the backoffs that are due; orders without room wait for the next record."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.more_are_due(flight.draft):
-                self._pending.put_back(orders[at:])
+                self.pending.put_back(orders[at:])
                 return
             self._at = order
             flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))

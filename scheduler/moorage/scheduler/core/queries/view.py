@@ -47,6 +47,11 @@ class View:
         return self._engine.queue.is_empty
 
     @property
+    def has_submit(self) -> bool:
+        """Whether a submit waits for its record."""
+        return bool(self._engine.pending.submits)
+
+    @property
     def next_pass_ms(self) -> float:
         """The ledger time from which on a pass may place more without any event; infinity for never."""
         return self._engine.planner.next_ms(self._engine.standing_draft())
