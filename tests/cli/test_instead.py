@@ -12,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moorage.cli.framework.options import ROWS
 from moorage.cli.jobs.instead import as_words, changed
 from moorage.cli.jobs.job_flags import JobFlags, fields_of, scheduling_of
+from moorage.cli.jobs.submit import _one_of
 from moorage.client import AsyncClient
-from moorage.client.errors import Rejected
+from moorage.client.errors import NoScheduler, Rejected
 from moorage.schemas.job import Request
 from tests.cli.node import Node
 from tests.scheduler.test_fixes import ASKS, HOSTS, fixes, world
@@ -144,6 +146,30 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
         await client.admin.limit(gpus=0, tenant=unique)
         for job in (waits, runs):
             await job.cancel()
+
+
+async def test_of_a_job_in_place_of_another_it_is_said_whether_it_may_be_there(
+    node: Node, nats_url: str, unique: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other one is cancelled by then: its user has to know whether to send the request again."""
+    taken = msgspec.convert({"job": "taken", "gpu": {}, "run": {"argv": ["true"]}}, Request)
+    other = msgspec.structs.replace(taken, priority=60)
+
+    async def change(_: AsyncClient) -> tuple[str, Request]:
+        return "gone", other
+
+    async with AsyncClient(node.url, tenant=unique, timeout="2s") as client:
+        await client.submit(taken)
+        with pytest.raises(Rejected):
+            await _one_of(client, change, ROWS)
+        said = capsys.readouterr().err
+        assert "job gone was cancelled, and the request in its place was refused" in said
+        assert '"priority":60' in said
+    async with AsyncClient(nats_url, tenant=unique, timeout="300ms") as client:
+        with pytest.raises(NoScheduler):
+            await _one_of(client, change, ROWS)
+    said = capsys.readouterr().err
+    assert "whether job taken in its place was accepted is not known. Submit this request again" in said
 
 
 def test_a_change_that_cannot_be_is_refused_before_anything_is_asked() -> None:

@@ -61,7 +61,7 @@ async def first_session() -> str:
         told = _Told(screen)
         screen.type("moorage up --simulate 1x8xH100", window=0)
         told.note(
-            "One command starts all of it.",
+            "One command starts the server, a scheduler and a worker.",
             await screen.shows("Ctrl-C ends the server, the scheduler, the worker and its jobs", window=0),
         )
         screen.window()

@@ -12,7 +12,9 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.state import State
+from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Unwell
+from moorage.schemas.operate import ReleaseAct, act_of
 from tests.scheduler.driving import PATIENCE_MS, Driving
 
 FAILED = Unwell(0, "xid", "Xid 79: the GPU has fallen off the bus", True)
@@ -179,6 +181,13 @@ def test_a_word_on_one_device_leaves_the_job_its_others() -> None:
     assert drive.job("j").avoid == ((0, 3),)
     drive.operate("release", "w0", slots=[1])
     assert drive.job("j").avoid == ((0, 1),)
+
+
+def test_an_order_that_names_no_device_releases_none() -> None:
+    """Without `slots` all of a worker's devices are meant; a list that came out empty is a mistake."""
+    assert act_of("release", {"worker": "w0"}) == ReleaseAct(worker="w0")
+    with pytest.raises(Refused, match="at least one, found"):
+        act_of("release", {"worker": "w0", "slots": []})
 
 
 def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may_have_its_device_again() -> None:

@@ -77,6 +77,7 @@ BY_VENDOR = {
         {
             "CUDA_VISIBLE_DEVICES": "",
             "NVIDIA_VISIBLE_DEVICES": "void",
+            "ROCR_VISIBLE_DEVICES": "",
             "MOORAGE_GPU_UUIDS": "",
             "MOORAGE_GPU_INDICES": "",
         },

@@ -38,7 +38,8 @@ class Admin:
     async def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
         """Return a worker's quarantined or unhealthy devices to use. The operator vouches that they are free and well.
 
-        `slots` are positions in the worker's pool; None means all of them. `Done.slots` are the slots that changed.
+        Jobs that avoid a device after it failed may use it again, too. `slots` are positions in the worker's pool; None
+        means all of them. `Done.slots` are the slots that changed. Raises `Rejected` for an empty list of slots.
         """
         return await self._act("release", worker=worker, slots=None if slots is None else list(slots), why=why)
 

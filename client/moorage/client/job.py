@@ -132,7 +132,8 @@ class Job(Seen):
     async def ports(self, replica: int = 0) -> dict[int, str]:
         """Return the addresses of a running container of the job: `address:port` on the host, by the container's port.
 
-        Empty if the container publishes no port or does not run. Raises `NoOutput`, `NotFound`, `NoScheduler`.
+        Empty if the container publishes no port or does not run. Raises `NoOutput` if its worker does not answer,
+        or no longer keeps the output, with which the ports come; `NotFound`, `NoScheduler`, `Overloaded`.
         """
         page = await read_page(self._client, self.id, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}

@@ -186,7 +186,9 @@ class Questions:
         more, after, only = self._leader.figures(), arguments.get("after", ""), arguments.get("worker", "")
         for field, name in (("after", after), ("worker", only)):
             if not isinstance(name, str):
-                raise refuse("invalid-argument", f"{field} must be the id of a worker", field=f"$.{field}", found=name)
+                raise refuse(
+                    "invalid-argument", f"{field} must be a string, the id of a worker", field=f"$.{field}", found=name
+                )
         self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after, only) | more, reply, json)
 
     def _order(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:

@@ -110,7 +110,8 @@ class DrainAct(_WorkerAct, frozen=True, kw_only=True):
 class ReleaseAct(_Act, frozen=True, kw_only=True):
     """`release`: undo `hold` of a `tenant` or a `job` of it; or put quarantined devices of a `worker` back to use.
 
-    `slots`, positions in hello's `gpu_pool`, name some of the worker's devices; without it, all of them.
+    `slots`, positions in hello's `gpu_pool`, name some of the worker's devices; without it, all of them. An empty list
+    is refused.
     """
 
     tenant: str | None = None
@@ -131,8 +132,12 @@ class ReleaseAct(_Act, frozen=True, kw_only=True):
                 raise ValueError("release must name no job beside worker: a job is released with its tenant")
             if not is_worker(self.worker):
                 raise ValueError(f"worker must match {WORKER.pattern}, found {self.worker[:80]!r}")
-        if self.slots is not None and (self.worker is None or not all(0 <= slot < 64 for slot in self.slots)):
-            raise ValueError(f"slots must be positions 0..63 of a worker's devices, found {self.slots[:8]}")
+        if self.slots is not None and (
+            self.worker is None or not self.slots or not all(0 <= slot < 64 for slot in self.slots)
+        ):
+            raise ValueError(
+                f"slots must be positions 0..63 of a worker's devices, at least one, found {self.slots[:8]}"
+            )
         if self.tenant is not None:
             _check_tenant(self.tenant)
         if self.job is not None:

@@ -131,7 +131,7 @@ class Host(Protocol):
 
 
 class Agent:
-    """The agent of one worker id. Call `open`; then the host gives it turns until `close`."""
+    """The agent of one worker id. Call `open`; then its host calls `run` and `finish` in turns, until `close`."""
 
     def __init__(
         self,

@@ -61,7 +61,10 @@ class _Changed(msgspec.Struct):
 
 
 class ComputeModes:
-    """The compute modes of one worker's GPUs, by uuid. `shares`: it offers time-slice. `file` outlives the agent."""
+    """Sets the compute modes and the lengths of time slices of one worker's GPUs, by uuid, and restores them.
+
+    `shares`: the worker offers time-slice. `file` keeps the former values, so that the next agent can restore them.
+    """
 
     def __init__(self, file: Path, boot: str, *, shares: bool, length: Length | None = None) -> None:
         self._file = file

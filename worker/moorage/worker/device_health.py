@@ -30,7 +30,11 @@ UNRESPONSIVE_S: Final = 30.0
 
 
 class DeviceRecord(msgspec.Struct, omit_defaults=True):
-    """One device's past. `failed_s` is -1 if it has not failed, or an operator declared it well."""
+    """One device's past. `failed_s` says when it last failed, or when the worker started after a reboot since then.
+
+    It is -1 if no failure is remembered: there was none, it was forgotten after a day, or an operator declared the
+    device well.
+    """
 
     kind: str = ""
     detail: str = ""

@@ -152,11 +152,12 @@ def device_environment(
 ) -> JobEnvironment:
     """Return the variables that show a process exactly the `devices` of its lease, in the lease's order.
 
-    A lease without devices says so in variables: libraries that find no variable would use every GPU of the host.
-    Shared modes are checked against this host. Raises SharingUnavailable if an MPS directory is missing, if the
-    time-slicing file is not a regular file, or if the lease is not of the device that `time_slice_index` names.
-    Simulated workers offer every mode and have no daemon, so nothing is checked for them. With `has_own_mps` the worker
-    runs the MPS daemons, and `ManagedMps.join` gives their variables.
+    Without devices, variables hide every NVIDIA and AMD GPU of the host; Level Zero has no value that hides all.
+    Libraries that find no variable would use every GPU. Shared modes are checked against this host: raises
+    SharingUnavailable if an MPS directory is missing, if the time-slicing file is not a regular file, or if the lease
+    is not of the device that `time_slice_index` names. With `simulated` no directory and no file is checked, since
+    simulated workers have no daemons. With `has_own_mps` the worker runs the MPS daemons, and `ManagedMps.join` gives
+    their variables.
     """
     environment = JobEnvironment(
         MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
@@ -183,7 +184,8 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
     addresses.
     """
     if not devices:
-        return {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": ""}
+        # an empty HIP_VISIBLE_DEVICES hides no GPU (ROCm/hip issue 3001), but an empty one of the runtime below it does
+        return {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
     variables: dict[str, str] = {}
     if nvidia := [device for device in devices if device.vendor == "nvidia"]:
         uuids = ",".join(device.uuid for device in nvidia)

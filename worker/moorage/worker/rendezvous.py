@@ -30,7 +30,10 @@ class Rendezvous:
         return f"{self._address or own_address()}:{self.reserve_port(name, wanted)}" if wanted else ""
 
     def reserve_port(self, name: MemberName, wanted: int) -> int:
-        """Return the first free port from `wanted` on, reserved for this member until it is over."""
+        """Return the first free port from `wanted` on, reserved for this member until it is over.
+
+        If none of `PORT_TRIES_MAX` is free, returns `wanted`, which is not reserved.
+        """
         for port in range(wanted, min(wanted + PORT_TRIES_MAX, 65536)):
             if port not in self._taken and is_free_port(port):
                 self._ours[name] = port

@@ -32,8 +32,10 @@ class Planned(msgspec.Struct):
 
 
 def hosts(count: int, seed: int) -> list[SimulatedHost]:
-    """Draw `count` hosts of the trace, the same ones for the same seed. One host of each model that was drawn is among
-    them."""
+    """Return `count` hosts of 40 that `seed` draws from the trace: first the largest one of each model, then others.
+
+    With a `count` below the number of models, some models are missing; there are never more than 40.
+    """
     drawn = openb_hosts(DATA / "nodes_sample.csv", 40, seed)
     chosen: list[SimulatedHost] = []
     names: set[str] = set()

@@ -28,7 +28,7 @@ class LetterOptions(RowOptions):
 
     tenant: Annotated[
         str | None,
-        Parameter(help="Only requests of this tenant, where all are meant. Default: all tenants.", value="NAME"),
+        Parameter(help="Only this tenant's, in list and with the word all. Default: all tenants.", value="NAME"),
     ] = None
 
 

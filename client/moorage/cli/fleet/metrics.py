@@ -53,8 +53,8 @@ def metrics(
     scraped.
 
     Tells GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's
-    copies. With --listen, `moorage_up` is 0 while no leader answers; without it, the command fails then. --json changes
-    nothing. It needs an operator's key and the package prometheus-client.
+    copies. The command fails if no leader answers at its start; later, --listen serves `moorage_up` 0 while none does.
+    --json changes nothing. It needs an operator's key and the package prometheus-client.
     """
 
     def act() -> int:

@@ -86,8 +86,8 @@ def mig(
         tell(f"{worker}\tGPU {gpu}\t{done}" + "".join(f"\n{each['profile']}\t{each['uuid']}" for each in slices))
         if not was_open:
             say(
-                f"worker {worker} was drained or cordoned before, and still is: moorage uncordon {worker} opens "
-                "it for jobs"
+                f"worker {worker} was drained or cordoned before this command, so it was not opened again: "
+                f"moorage uncordon {worker} opens it for jobs"
             )
 
     return with_client(options, work)

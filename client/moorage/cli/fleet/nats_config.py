@@ -214,8 +214,8 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         )
     if site.clustered:
         say(
-            "note: submitters may submit to the scheduler only, not to the durable queue: in a replicated "
-            "stream one message with a wrong header stops the queue"
+            "note: with several servers, submitters may submit to the scheduler only, not to the durable queue: in a "
+            "replicated stream one message with a wrong header stops the queue"
         )
     elif site.shared:
         say(

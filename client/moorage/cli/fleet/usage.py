@@ -34,7 +34,7 @@ def usage(
 
     Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. A job that waits
     for another attempt counts once it is placed again or over. Used is what the worker measured, once an attempt is
-    over. The ledger keeps the sums of 80,000 hours of tenants and models; the oldest go first.
+    over. The ledger keeps 80,000 sums, each of one hour, tenant and model; the oldest go first.
     """
 
     async def work(client: AsyncClient) -> None:

@@ -62,7 +62,7 @@ class Code(NamedTuple):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of a command that ends with this error; None for other codes."""
+        """The exit code of a command that ends with this error; None if this is why a job waits or ended."""
         return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault else None
 
 

@@ -270,8 +270,9 @@ def cancel(
 ) -> int:
     """Cancel jobs, whether they wait or run; returns once the cancel is in the ledger.
 
-    The cancel of an unknown id is remembered, and the next submit with that id is cancelled at once; this cannot be
-    undone. So give an id that you chose in full; of an id that moorage made up, the beginning is enough.
+    The cancel of an unknown id is remembered for a day by default, and a submit with that id is cancelled at once until
+    then; this cannot be undone. So give an id that you chose in full; of an id that moorage made up, the beginning is
+    enough.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -94,18 +94,23 @@ def submit(
 
 
 async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> int | None:
+    from moorage.client.errors import Rejected
     from moorage.schemas.errors import MoorageError
 
     gone, request = await change(client)
     try:
         return await _one(client, request, options)
-    except MoorageError:
+    except MoorageError as error:
         import msgspec
 
-        say(
-            f"job {gone} was cancelled, but the submit of the job that replaces it failed; its request: "
-            f"{msgspec.json.encode(request).decode()}"
-        )
+        if isinstance(error, Rejected):
+            say(f"job {gone} was cancelled, and the request in its place was refused; the request:")
+        else:
+            say(
+                f"job {gone} was cancelled; whether job {request.job} in its place was accepted is not known. "
+                "Submit this request again, with moorage submit -f FILE: it is not accepted twice"
+            )
+        say(msgspec.json.encode(request).decode())
         raise
 
 
@@ -162,7 +167,7 @@ def _read(file: str) -> Any:
     if not bodies or not all(isinstance(body, dict) for body in bodies):
         raise rejected(
             "invalid-argument",
-            f"{where} holds no request",
+            f"{where} must hold requests alone, and at least one",
             next='a request is an object as {"run": {"argv": ["nvidia-smi"]}}, or an array of them, or one a line',
         )
     return content

@@ -51,7 +51,10 @@ def wait(
     ] = FOR_DEFAULT,
     options: RowOptions = ROWS,
 ) -> int:
-    """Wait until jobs have ended; exits with the code of the first job that did not succeed.
+    """Wait until jobs have ended; exits with 0 if all succeeded, else with the code of one that did not.
+
+    Of several that did not succeed, this is the first in the order in which they were named; `all` and `train-*` name
+    the newest job first.
 
     Prints a line for each job as it ends, or with --json the answer of `show`. Ctrl-C ends the wait, not
     the jobs.

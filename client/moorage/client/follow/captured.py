@@ -65,7 +65,9 @@ class Tail:
             self._texts.append(line.tail)
 
     async def or_kept(self, reads: Reads, result: Result) -> str:
-        """Return the last lines. If no piece arrived, read them from the worker of the attempt that decided the end."""
+        """Return the last lines. If no piece arrived, read those of the attempt that decided the end from its worker,
+        unless that attempt has no exit code.
+        """
         text = "".join(self._texts)[-TAIL_CHARS_MAX:]
         last = decided(result.changes, result.state)
         if not self._texts and last is not None and last.code is not None:

@@ -380,7 +380,10 @@ class Following:
 
 
 def too_late(job: str, state: str, timeout_s: float) -> TimedOut:
-    """Return the error of a wait for one job that took too long."""
+    """Return the error for a wait of `timeout_s` that is over, while the job goes on.
+
+    `state` is the last state of the job that is known; "" if none is.
+    """
     return timed_out(
         f"job {job} is {state or 'in an unknown state'} after {timeout_s:g} s; it goes on",
         job=job,

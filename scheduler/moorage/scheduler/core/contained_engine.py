@@ -79,7 +79,7 @@ class ContainedEngine(Engine):
             self.was_slow(took_ms)
 
     def was_slow(self, took_ms: int) -> None:
-        """Count a record that took too long as a failure of the ranker."""
+        """Use the plain ranker for a while, because a record took too long: a failure of the configured ranker."""
         self.containment.counts["slow"] += 1
         self.ranker.give_up(TimeoutError(f"a record took {took_ms} ms to build"))
 

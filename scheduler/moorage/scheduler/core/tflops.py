@@ -89,7 +89,8 @@ def read_capacities(tflops_file: str) -> Mapping[str, float]:
 def resolved(body: bytes, tflops_file: str = "") -> bytes:
     """Return a request's body with the percentage in place of TFLOPS; the same bytes if it has none.
 
-    Raises Refused if they cannot be converted, and as `decode_request` does.
+    A body without the word `tflops` is not even decoded. Raises Refused if the TFLOPS cannot be converted, and as
+    `decode_request` does.
     """
     if _WORD not in body:
         return body

@@ -145,7 +145,8 @@ def _devices(fleet: Fleet) -> dict[str, int]:
 
 
 def short_name(device: str) -> str:
-    """Return a device's name as users write it: `H100` for `NVIDIA H100 80GB HBM3`; else the full name."""
+    """Return a device's name as users write it: `H100` for `NVIDIA H100 80GB HBM3`; else its first 64
+    characters."""
     found = _MODEL_WORD.search(device)
     return found[0] if found is not None else device[:64]
 

@@ -31,7 +31,7 @@ class NextGpu:
         self.refresh(names)
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Replace the devices by those that exist now; the turn goes on where it was."""
+        """Replace the devices by those that exist now. The position stays, so another device may be next."""
         own = {name.strip() for name in names}
         found = sorted(name.removeprefix(self._prefix) for name in own if name.startswith(self._prefix))
         numbers = sorted((name for name in found if name.isascii() and name.isdecimal()), key=int)

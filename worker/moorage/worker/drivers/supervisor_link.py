@@ -58,7 +58,7 @@ class SupervisorMissing(MoorageError):
         super().__init__(
             problem(
                 "failed-precondition",
-                f"no supervisor on {state}: {why}",
+                f"no supervisor could be started on {state}: {why}",
                 found=str(state),
                 next="see supervisor.log in that folder",
             )

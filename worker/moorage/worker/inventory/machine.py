@@ -101,10 +101,10 @@ class CombinedInventory:
 
 
 async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
-    """Open every device of this machine; a machine without any is fine. Devices that cannot be slots are logged.
+    """Open every device of this machine: those of NVML (without it, of CDI files), and other cards with a render node.
 
-    `root` is the root of the file systems. Raises NvmlUnavailable and DrmUnavailable if a driver is there and fails or
-    hangs.
+    A machine without any is fine. Devices that cannot be slots are logged. `root` is the root of the file systems.
+    Raises NvmlUnavailable if NVML is there and fails or hangs, DrmUnavailable if sysfs hangs.
     """
     nvml = await open_nvml(sysfs=root / "sys", proc=root / "proc")
     try:

@@ -42,7 +42,10 @@ def watch(pidfd: int) -> asyncio.Future[None]:
 
 
 def listen_alone(path: Path, gid: int | None) -> socket.socket:
-    """Return a listening socket, in place of an abandoned one. Raises OSError: EADDRINUSE if an agent listens there."""
+    """Return a listening socket, in place of an abandoned one. `gid` is the group that may connect besides this user.
+
+    Raises OSError: EADDRINUSE if an agent listens there.
+    """
     with open_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(f"{folder}/{path.name}") == 0:
             raise OSError(errno.EADDRINUSE, "another agent lends from this socket", str(path))

@@ -86,7 +86,10 @@ def frame(message: Request | Answer) -> bytes:
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
-    """Return the next request; None at the end of the connection. Raises FrameRefused."""
+    """Return the next request; None at the end of the connection, also within a frame.
+
+    Raises FrameRefused for one that is too long or cannot be decoded.
+    """
     body = await _read(reader)
     try:
         return None if body is None else _decode_request(body)
@@ -95,7 +98,10 @@ async def read_request(reader: asyncio.StreamReader) -> Request | None:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
-    """Return the next answer; None at the end of the connection. Raises FrameRefused."""
+    """Return the next answer; None at the end of the connection, also within a frame.
+
+    Raises FrameRefused for one that is too long or cannot be decoded.
+    """
     body = await _read(reader)
     try:
         return None if body is None else _decode_answer(body)

@@ -57,7 +57,10 @@ def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict
 
 
 def usage_of_story(found: Found, changes: Sequence[Change], request: Request) -> dict[str, Any]:
-    """Return what a job used of GPUs, from its history, which does not say how much memory its GPUs have."""
+    """Return the GPU time that a job was granted, and what it used, from its history; {} if none or if resized.
+
+    The memory that it was granted is left out, because the history does not say how much its GPUs have.
+    """
     if any(change.state == _RESIZED for change in changes):
         return {}  # the story does not say which part of a device it had at which time
     held: dict[int, tuple[int, int]] = {}  # by replica: (since when, number of devices)

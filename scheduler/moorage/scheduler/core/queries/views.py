@@ -312,7 +312,7 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
         )
     states = arguments.get("states", [])
     if not isinstance(states, list):
-        no_list = "states is a list of job states"
+        no_list = "states must be a list of job states"
         return problem("invalid-argument", no_list, field="$.states", found=states, next=LS_HELP)
     for state in states:
         if state not in STATES:

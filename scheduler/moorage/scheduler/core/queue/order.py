@@ -252,10 +252,9 @@ class QueueOrder:
     # ------------------------------------------------------------------------------------ limits of tenants
 
     def room(self, draft: Draft, group: Group) -> float:
-        """Return how many GPUs the tenant of this queue group may still lease; negative if it may start nothing.
+        """Return how many GPUs the tenant of this queue group may still lease: infinity without a limit, -1 if held.
 
-        It may lease none while an earlier job of the tenant waits for the limit: otherwise small jobs would starve a
-        big one.
+        It is 0 while an earlier job of the tenant waits for the limit: otherwise small jobs would starve a big one.
         """
         if not group.tenant:
             return math.inf

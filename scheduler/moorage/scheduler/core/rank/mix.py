@@ -130,7 +130,7 @@ class Mix:
         return sum(abs(self.counts.get(s, 0) * used - self._used.get(s, 0) * now) for s in both) // 2
 
     def use(self) -> None:
-        """Take a snapshot of the current counts."""
+        """Take a snapshot of the current counts, which `top` and `all` return from now on, and raise `version`."""
         self._used, self._used_total = dict(self.counts), self.total
         self._said = _by_class(self._used)
         self._forget_since()

@@ -108,7 +108,10 @@ class Verdicts:
         return (group.verdict.change, group.priority, group.shape.index)
 
     def no_room_for(self, draft: Draft, kind: _Kind, group: Group) -> None:
-        """Record that a group of this kind found no room; if no host was excluded for it, the whole kind has none."""
+        """Note for this pass that groups of this kind find no room, because this group found none.
+
+        Does nothing if hosts may have been excluded for this group: another one may find room on them.
+        """
         held, state = self._reserving.reservation, draft.state
         if state.windows or state.preempting:
             return

@@ -68,7 +68,7 @@ def fact_name(fact: Fact) -> MemberName:
 
 
 class NeverHappened(AssertionError):
-    """The awaited condition did not become true before its deadline."""
+    """Raised by `until`: the condition was still false at the deadline."""
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = 30, what: str = "") -> Any:

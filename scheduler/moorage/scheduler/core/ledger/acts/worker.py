@@ -21,7 +21,7 @@ class OfWorker(Act):
 
 
 class Known(Act, tag="worker"):
-    """A worker gets its number, or a known worker is on another machine."""
+    """A worker that the ledger did not know gets its number, or one that it knows is on another machine now."""
 
     worker: int
     id: str
@@ -84,7 +84,7 @@ class Gone(OfWorker, tag="gone"):
 
 
 class Flag(OfWorker, tag="flag"):
-    """A worker is open, cordoned or draining."""
+    """A worker becomes open, cordoned or draining; `by` says who ordered it."""
 
     IS_DECISION: ClassVar[bool] = True
     flag: str
