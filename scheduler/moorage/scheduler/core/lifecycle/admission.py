@@ -236,7 +236,7 @@ class Admission:
     def _too_new(self, event: Submit) -> Problem | None:
         """Return a problem if schedulers of the previous release could not read the request, or would misplace it.
 
-        None once the ledger's feature level says that there are none. Such schedulers refuse fields that they do not
+        None once the ledger's feature level shows that no such scheduler is left. They refuse fields that they do not
         know, whatever the value, also null or an empty list.
         """
         if self.state.level >= REQUEST_LEVEL:
@@ -277,7 +277,7 @@ class Admission:
         return True
 
     def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
-        """Return the answer if this draft, memory, or a job that ended recently has the job id; None if it is free."""
+        """Return the answer if the id is taken by a job of this draft, in memory or ended recently; None if free."""
         known = fresh.get((event.tenant, event.name))
         if known is not None:
             state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
@@ -492,8 +492,9 @@ class Admission:
     def forget_cancels(self, draft: Draft) -> None:
         """Drop tombstones (cancels of jobs that never came) that are older than `finished_keep`.
 
-        The oldest few of each tenant are checked each second. Those of cancels from the durable queue are not dropped
-        here, but once the tenant's queue of submits was read beyond them (see `Cursor`).
+        Each second the first `FORGET_MAX` of each tenant are checked, by their first arrival, up to one that is not
+        older. Those of cancels from the durable queue are dropped by `Cursor` instead, once the queue of submits was
+        read beyond them.
         """
         before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():

@@ -14,7 +14,7 @@ CANCELS_MAX: Final = 1_024
 
 
 class Cancels:
-    """The queue of cancels. It also holds marks of how far a durable queue was read, behind the cancels from there."""
+    """The queue of cancels. It also holds marks of how far a durable queue was read, each behind its cancels."""
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, deque[Cancel | QueueRead]] = {}  # in the order of the tenants' turns

@@ -301,9 +301,9 @@ class Sessions:
     def _is_ahead(self, worker: Worker, knows: str) -> bool:
         """Return whether a worker first heard from in this term knows records that the ledger does not contain (H7).
 
-        `knows` says what these are; empty for none. `ahead` notes it. Then this term is over, or the ledger is an older
-        backup. Only the first frame is evidence: a worker that has followed this term and then claims to know more is
-        faulty, or lies.
+        `knows` says what these are, "" for none; it is kept in `ahead`. If there are any, this term is over, or the
+        ledger is an older backup. Only the first frame is evidence: a worker that has followed this term and then
+        claims to know more is faulty, or lies.
         """
         host = self.fleet.hosts.get(worker.num)
         if host is not None and host.heard:

@@ -291,7 +291,10 @@ class Durations:
         return some
 
     def learn(self, job: Job, shape: Shape, workload: str) -> None:
-        """Learn from the runs in the last transitions of an ended job; a run that was frozen meanwhile is left out."""
+        """Learn from the runs in the last transitions of an ended job.
+
+        A run that ended while frozen is left out; of one that was resumed, only the time since then is learned.
+        """
         ends: dict[tuple[int, int], int] = {}
         for row in job.story[: -ROWS_MAX - 1 : -1]:
             key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
