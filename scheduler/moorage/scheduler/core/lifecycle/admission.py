@@ -1,7 +1,8 @@
 """Admission of requests and cancels: idempotence, tombstones, limits, and requests that no worker could ever run.
 
-Malformed requests are refused before they come here, requests over a limit are refused here. A request that no known
-worker could ever run waits with a warning; with `on_no_match: reject` it is refused, once all workers were heard from.
+Requests that cannot be decoded are refused before they come here; further malformed requests, and those over a limit,
+are refused here. A request that no known worker could ever run waits with a warning; with `on_no_match: reject` it is
+refused, once all workers were heard from.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ PART_OF: Final = "model"
 
 
 def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
-    """Return whether a decoded JSON or msgpack value has a canonical form, and can be written as JSON."""
+    """Return whether a decoded JSON or msgpack value has a canonical form, and can be written as JSON.
+
+    `levels` is how deep its objects and lists may be nested at most.
+    """
     if isinstance(value, dict):
         return levels > 0 and all(type(key) is str and is_plain(item, levels - 1) for key, item in value.items())
     if isinstance(value, list):
@@ -108,8 +112,8 @@ def _malformed(event: Submit) -> Problem | None:
 class NewJob:
     """A job that this draft accepts, with what is needed once the record is folded.
 
-    `stillborn` is the terminal state that the accepting record gives it at once; `why` and `by` are the reason and the
-    actor.
+    `stillborn` is the terminal state that the accepting record gives it at once, None for a job that is queued; `why`
+    and `by` are the reason and the actor.
     """
 
     __slots__ = ("by", "stillborn", "submit", "warnings", "why")
@@ -175,10 +179,12 @@ class Admission:
         self._of_draft: Draft | None = None
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
-        """Return the job to accept, or the answer that says why not. `fresh` are jobs that this draft accepts already.
+        """Return the job to accept, or the answer in its stead: a repeat's `Accepted`, or the problem that refuses it.
 
-        No client waits for the answer to a request from the durable queue (one with a `sequence`). If a limit or
-        condition refuses it, it becomes a job that is rejected at once, and its tenant gets an event.
+        `fresh` are jobs that this draft accepts already. No client waits for the answer to a request from the durable
+        queue (one with a `sequence`). If a limit or condition refuses it, it becomes a job that is rejected at once,
+        and its tenant gets an event. If the request is malformed, or another one has its id, a problem is returned for
+        it, too.
         """
         request, shape = event.request, event.shape
         if request is not self._well_formed:
@@ -230,7 +236,8 @@ class Admission:
     def _too_new(self, event: Submit) -> Problem | None:
         """Return a problem if schedulers of the previous release could not read the request, or would misplace it.
 
-        They refuse fields that they do not know, whatever the value, also null or an empty list.
+        None once the ledger's feature level shows that no such scheduler is left. They refuse fields that they do not
+        know, whatever the value, also null or an empty list.
         """
         if self.state.level >= REQUEST_LEVEL:
             return None
@@ -253,7 +260,7 @@ class Admission:
         self._close_at = state.next_num + self._close - len(state.jobs) - state.extra
 
     def _is_plain(self, draft: Draft, tenant: str) -> bool:
-        """Return whether no limit, hold or tombstone of this tenant can matter; checked once a record for each tenant.
+        """Return whether a tenant has no limit, hold or tombstone; True is remembered for the rest of the record.
 
         Cancels and orders come before the submits of a record, and submits create none of the three.
         """
@@ -270,7 +277,7 @@ class Admission:
         return True
 
     def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
-        """Return the answer if the job id is taken: in this draft, in memory, or by a job that ended recently."""
+        """Return the answer if the id is taken by a job of this draft, in memory or ended recently; None if free."""
         known = fresh.get((event.tenant, event.name))
         if known is not None:
             state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
@@ -302,7 +309,7 @@ class Admission:
         )
 
     def _was_cancelled(self, draft: Draft, event: Submit) -> bool:
-        """Return whether the job was cancelled before its submit came; then remove the tombstone."""
+        """Return whether the job was cancelled before its submit came; if it was, remove the tombstone."""
         tenant, just_now = self.state.tenants.get(event.tenant), draft.tombstones.get(event.tenant, _NONE)
         if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
             draft.add(Untomb(event.tenant, event.name))
@@ -311,7 +318,11 @@ class Admission:
         return False
 
     def _without_match(self, draft: Draft, event: Submit, warnings: list[str]) -> NewJob | Problem:
-        """Return the outcome for a job that no known worker could ever run: a warning, or the requested refusal."""
+        """Return the outcome for a job that no known worker could ever run: a job with a warning, or the refusal.
+
+        It is refused only if its request asks for that and all workers were heard from. If it came from the durable
+        queue, the refusal is a job that is rejected at once.
+        """
         if self._asked_for is not draft:  # once a record, as it reads every worker
             self._asked_for, self._heard = draft, self.all_heard()
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
@@ -342,7 +353,10 @@ class Admission:
         )
 
     def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
-        """Return a problem if anything was decided since the request's plan was made, also in this record."""
+        """Return a problem if a later record than the request's `if_seq` decided something, or there is no such record.
+
+        Every record but a bare heartbeat decides something; the record that is being built does if it is not empty.
+        """
         seen = event.request.if_seq
         moved = self.state.seq + 1 if not draft.empty else self.moved_seq
         if seen is not None and seen > self.state.seq:
@@ -368,7 +382,10 @@ class Admission:
         )
 
     def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
-        """Return a problem if the tenant's limit allows no more jobs, or could never let this one start."""
+        """Return a problem if the tenant's limit allows no more jobs, or could never let this one start.
+
+        The number of jobs is not checked for a request from the durable queue.
+        """
         tenant = draft.tenant(event.tenant)
         gpus_max, jobs_max, live = tenant.gpus_max, tenant.jobs_max, tenant.live
         need = event.shape.gpus
@@ -418,7 +435,10 @@ class Admission:
     # ---------------------------------------------------------------------------------------- no match
 
     def could_ever(self, shape: Shape) -> bool:
-        """Return whether the known fleet could hold the shape if it were empty. Cached until the fleet changes."""
+        """Return whether the known fleet, if empty and healthy, could hold the shape (all replicas of a gang at once).
+
+        The answer is cached until the fleet changes.
+        """
         known = self._capable.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
@@ -436,7 +456,8 @@ class Admission:
     def all_heard(self) -> bool:
         """Return whether every worker with a session was heard from in this term.
 
-        Before that, no request is refused for good. Once true, it stays so until the fleet changes.
+        Before that, no request is refused because no worker could run it. Once true, it stays so until the fleet
+        changes.
         """
         if self._heard_at != self.fleet.inventory and all(
             self.fleet.hosts[worker.num].heard
@@ -456,7 +477,11 @@ class Admission:
         )
 
     def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
-        """Reject a job with `on_no_match: reject` that was accepted before all workers were heard from."""
+        """Reject a job's queued replicas if no known worker could ever run them; else do nothing.
+
+        To be called for a job with `on_no_match: reject`, accepted before all workers were heard from, once they all
+        were.
+        """
         if not self.could_ever(shape):
             for replica in job.replicas:
                 if draft.replica(replica).state == QUEUED:
@@ -467,7 +492,9 @@ class Admission:
     def forget_cancels(self, draft: Draft) -> None:
         """Drop tombstones (cancels of jobs that never came) that are older than `finished_keep`.
 
-        They are in order of arrival, so checking the oldest few each second suffices.
+        Each second the first `FORGET_MAX` of each tenant are checked, by their first arrival, up to one that is not
+        older. Those of cancels from the durable queue are dropped by `Cursor` instead, once the queue of submits was
+        read beyond them.
         """
         before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
@@ -484,7 +511,9 @@ class Admission:
     def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
         """Cancel a job at any stage. An unknown id is remembered, so that its submit is cancelled at once (H43).
 
-        The answer gets the number of its record once that is stored.
+        The answer's `cancelled` is False for a job that has ended or is being cancelled. A problem is returned only for
+        an unknown id, when the tenant has `tombstones_max` of them. The answer gets the number of its record once that
+        is stored.
         """
         job = self.state.job(event.tenant, event.job)
         if job is not None:

@@ -1,4 +1,4 @@
-"""Cancels that wait for a record: tenants take turns, each in its order, and one record takes a bounded number."""
+"""Cancels that wait for a record: tenants alternate, each with its oldest, and one record takes a bounded number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CANCELS_MAX: Final = 1_024
 
 
 class Cancels:
-    """The queue of cancels. It also holds the marks of how far queued cancels were read, behind those they cover."""
+    """The queue of cancels. It also holds marks of how far a durable queue was read, each behind its cancels."""
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, deque[Cancel | QueueRead]] = {}  # in the order of the tenants' turns
@@ -26,7 +26,10 @@ class Cancels:
         self.size += 1
 
     def take(self, draft: Draft, *, alone: bool = False) -> Iterator[Cancel | QueueRead]:
-        """Yield the cancels for which the record has room; the caller writes each before it takes the next."""
+        """Yield the events for which the record has room, tenant by tenant, and move each to `taken`.
+
+        They are at most `CANCELS_MAX`; with `alone`, at most one. The caller writes each before it asks for the next.
+        """
         turns = self._by_tenant
         for _ in range(1 if alone else CANCELS_MAX):
             if not turns or draft.bulk_full:

@@ -1,4 +1,4 @@
-"""What a worker reports of freezing: a member is frozen or runs again, cannot be frozen, or is due to be either."""
+"""Handles reports of freezing: a member is frozen or runs again, cannot be frozen, or is due to freeze or resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ IDLE_S_MAX: Final = 10**9
 
 
 def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
-    """Take one report of a kind in `FREEZING`. One that does not fit the state is dropped."""
+    """Write what follows from a report of a kind in `FREEZING`.
+
+    Do nothing if the report does not fit the member's state, or the feature level is too low.
+    """
     if not draft.level_allows(Freeze.LEVEL):
         return
     kind, replica = fact.kind, member.replica
@@ -43,7 +46,10 @@ def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
 
 
 def has_guests(draft: Draft, member: Member) -> bool:
-    """Return whether a guest has a device of a frozen member: its worker does not resume it then."""
+    """Return whether a guest has a device of this member, which is not a guest itself.
+
+    A worker does not resume a frozen member with guests.
+    """
     return not member.guest and any(guest not in draft.gone for guest in beside(member))
 
 

@@ -22,14 +22,17 @@ WHY = "guest: the frozen job that its GPUs belong to needs them"
 
 
 class Guests:
-    """Over one engine's fleet."""
+    """Decides for the hosts of one fleet which slots take guests, and asks guests to end."""
 
     def __init__(self, fleet: Fleet, lifecycle: Lifecycle) -> None:
         self._fleet = fleet
         self._lifecycle = lifecycle
 
     def settle(self, draft: Draft) -> None:
-        """Note the slots that take guests, and ask those to end whose devices are needed. Before anything is placed."""
+        """Note the slots that take guests, and ask the guests to end whose devices their owners need.
+
+        To be called for each record before anything is placed.
+        """
         for host in list(self._fleet.lending.values()):
             self._settle(draft, host)
 

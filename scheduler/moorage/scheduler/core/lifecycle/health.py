@@ -27,7 +27,7 @@ LIFTED_MAX: Final = 500
 
 
 class Health:
-    """Takes the device reports of renewals, one for each worker and record; reports are repeated."""
+    """Handles the device reports of renewals: one of each worker in a record, as later renewals repeat the others."""
 
     def __init__(self, state: State, lifecycle: Lifecycle) -> None:
         self.state = state
@@ -35,7 +35,10 @@ class Health:
         self._shy: set[int] | None = None
 
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
-        """Write what changed about the worker's devices into the draft, and make the jobs on failed ones leave."""
+        """Write what changed about the worker's devices into the draft, and make the jobs on failed ones leave.
+
+        Do nothing if the feature level is too low, the record has no room, or it has handled a report of this worker.
+        """
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well):
             return
@@ -87,11 +90,12 @@ class Health:
             draft.avoid(job, worker, mask)
 
     def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
-        """Carry out an operator's order that devices are healthy: all jobs may use them again. Return the mask.
+        """Carry out an operator's order that devices are healthy: all jobs may use them again. Return their mask.
 
-        `slots` is a mask, 0 for all that are in quarantine, unhealthy, or avoided by a job. A device that becomes
-        healthy by itself stays excluded for the jobs under which it failed, until this order. A renewal in this same
-        record counts, since the operator saw the failure in a load frame.
+        `slots` is a mask, 0 for all that are in quarantine, unhealthy, or avoided by a job; named slots that are none
+        of these are left out of the result. A device that becomes healthy by itself stays excluded for the jobs under
+        which it failed, until this order. Devices that a renewal of this same record reports as unhealthy are released
+        too, since the operator saw the failure in a load frame.
         """
         named = slots or -1
         row = draft.change_worker(worker)
@@ -126,7 +130,8 @@ class Health:
     def ask_anew(self, draft: Draft, worker: Worker) -> None:
         """Let jobs that a worker refused try it again, after it restarted or changed its description.
 
-        Only refusals are lifted: a device that failed under a job stays excluded for that job.
+        These are jobs that avoid all its devices and that some worker has refused, `LIFTED_MAX` at most. A job that
+        avoids only some devices, as they failed under it, goes on avoiding them.
         """
         if not draft.level_allows(acts.Avoid.LEVEL):
             return
@@ -160,7 +165,7 @@ class Health:
 
 
 def _bounded(said: Unwell) -> tuple[str, str, int]:
-    """Return a worker's report of a device cut to a bound: short, printable, and with a kind."""
+    """Return a worker's report of a device cut to a bound: a printable kind and detail, and 1 if its members leave."""
     kind = "".join(char for char in said.kind if char.isprintable())[:KIND_CHARS_MAX] or "unwell"
     detail = "".join(char for char in said.detail if char.isprintable())[:DETAIL_CHARS_MAX]
     return kind, detail, int(said.ends)

@@ -36,7 +36,7 @@ class DeviceName(NamedTuple):
 
 
 class Lending:
-    """Which worker lends a device. `kept` returns whether jobs wait for a lost worker's machine to return."""
+    """Knows which worker lends a device. `kept` returns whether jobs wait for a lost worker's machine to return."""
 
     def __init__(self, state: State, kept: Callable[[Worker], bool], spare: int = LENDERS_SPARE) -> None:
         self._state = state
@@ -56,7 +56,10 @@ class Lending:
                 self._lenders = None
 
     def check(self, draft: Draft, worker_id: str, hello: Hello, retry_after_s: float) -> Problem | None:
-        """Return a problem if another worker lends one of the devices; else note them as joining in this draft."""
+        """Return a problem if another worker lends one of the devices; else note them as joining in this draft.
+
+        Only devices that the hello lends, and whose names are unique in the world, are checked.
+        """
         if draft is not self._draft:
             self._draft, self._joining = draft, {}
         devices = devices_of(hello)
@@ -78,9 +81,10 @@ class Lending:
         return None
 
     def lent_twice(self) -> list[dict[str, str]]:
-        """Return the devices that two sessions lend at once; read once, as no new ones can appear in this term.
+        """Return the devices that two sessions lend at once, each with the ids of both workers.
 
-        They joined under a release that accepted both, and stay until one of them joins again.
+        The state is searched only once, as no more such devices can appear in this term. Their workers joined under a
+        release that accepted both; a device is left out once one of them is lost, leaves, or joins without it.
         """
         if self._twice is None:
             first: dict[DeviceName, int] = {}
@@ -135,7 +139,10 @@ def _lent_by(worker: Worker) -> list[DeviceName]:
 
 
 def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> list[DeviceName]:
-    """Return the lent devices, and those in the mask `held`, whose names are unique in the world."""
+    """Return the lent devices, and those in the mask `held`, whose names are unique in the world.
+
+    `lent` None stands for all devices.
+    """
     return [
         name
         for slot, name in enumerate(devices)
@@ -144,7 +151,11 @@ def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> l
 
 
 def check_hello(frame: Join) -> Problem | None:
-    """Return a problem if a join exceeds its bounds: 64 slots, each with a name, 64 KiB in all, valid numbers."""
+    """Return a problem if a join exceeds its bounds or contradicts itself; None if it is valid.
+
+    The bounds are 64 slots, 64 KiB in all, and valid numbers. Each device needs a name of its own and an index of its
+    own, and lent slots must be in the pool.
+    """
     hello = frame.hello
     for field, number in _numbers(frame):
         if not 0 <= number <= NUMBER_MAX:
@@ -227,7 +238,7 @@ def _check_numbering(hello: Hello) -> Problem | None:
 
 
 def _numbers(frame: Join) -> Iterable[tuple[str, int]]:
-    """Yield every number of a join with its JSON path."""
+    """Yield the numbers of a join that must be in range, each with its JSON path."""
     hello = frame.hello
     yield "$.n", frame.n
     yield "$.hello.cpu_milli", hello.cpu_milli

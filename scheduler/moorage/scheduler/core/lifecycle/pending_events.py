@@ -10,7 +10,10 @@ from moorage.scheduler.core.lifecycle.cancels import Cancels
 
 
 class PendingEvents:
-    """Each queue keeps the order of arrival, so no cursor of a durable queue passes a request that is not recorded."""
+    """The events that wait for a record: three queues by order of arrival, in that of cancels for each tenant alone.
+
+    So no cursor of a durable queue passes a request that is not recorded.
+    """
 
     __slots__ = ("cancels", "rest", "submits", "taken_rest", "taken_submits", "urgent")
 
@@ -45,7 +48,7 @@ class PendingEvents:
 
     @property
     def has_taken(self) -> bool:
-        """Whether anything but renewals was taken for this record."""
+        """Whether anything but renewals and marks (`QueueRead`) of submits was taken for this record."""
         return bool(
             any(isinstance(event, Submit) for event in self.taken_submits)
             or self.cancels.taken
@@ -62,7 +65,7 @@ class PendingEvents:
         self.put_back(())
 
     def remove(self, event: Event) -> None:
-        """Drop one event."""
+        """Drop an event that waits; a `QueueRead` is not dropped."""
         if isinstance(event, Cancel):
             self.cancels.remove(event)
         elif isinstance(event, Submit):
@@ -72,7 +75,7 @@ class PendingEvents:
             self.put_back(())
 
     def put_back(self, events: Sequence[Rest]) -> None:
-        """Put events without room in this record back to the front, for the next one.
+        """Put events for which this record has no room back to the front, for the next one.
 
         Must also be called (without events) after events were taken from `rest`, as it recounts `urgent`.
         """

@@ -1,4 +1,4 @@
-"""Which workers a job avoids because they refused what it runs; it also avoids single devices that failed under it."""
+"""Finds workers that a job avoids because they refused what it runs; a job also avoids devices that failed under it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def every_slot(worker: Worker) -> int:
 
 
 def was_refused(job: Job) -> bool:
-    """Return whether some worker refused the job because of what it runs."""
+    """Return whether some worker refused the job because of what it runs, by the part of its story in memory."""
     return any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story)
 
 

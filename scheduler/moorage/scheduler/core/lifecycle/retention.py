@@ -26,7 +26,10 @@ ENDED_SPARE: Final = 1_000
 
 
 class Retention:
-    """`dropped` counts jobs that left memory although their history could not be written."""
+    """Decides which ended jobs leave memory, and which rows of finished jobs expire.
+
+    `dropped` counts jobs that left memory although their history could not be written.
+    """
 
     def __init__(self, state: State, requests: RequestCache, config: Config) -> None:
         self.dropped = 0
@@ -41,8 +44,8 @@ class Retention:
     def holds_up(self, draft: Draft, job: Job) -> bool:
         """Return whether a submit must wait, because an ended job in memory has its id longer than `finished_keep`.
 
-        That job is then compacted with this record or the next ones, after all that ended before it. While the history
-        cannot be written no job may be compacted; then the submit does not wait, and the id counts as taken.
+        Then that job is compacted with this record or the next ones, after all that ended before it. While the history
+        lacks the job that ended first, the submit does not wait, and the id is taken.
         """
         if not job.over or not job.story:
             return False
@@ -54,10 +57,11 @@ class Retention:
         return True
 
     def compact(self, draft: Draft) -> int:
-        """Compact the oldest ended jobs that the history holds; their digests stay for idempotence. Returns how many.
+        """Compact the oldest ended jobs beyond `ended_max`; their digests stay for idempotence. Return their number.
 
-        While the history cannot be written they wait for it, up to a bound: scheduling continues without it. Their GPU
-        usage, and that of dropped parts of long stories, is added to the sums.
+        Jobs that the history lacks wait for it; beyond a bound they are compacted without it, so that scheduling
+        continues. If a submit waits for an id (`holds_up`), jobs are compacted up to the one that has it. The GPU usage
+        of all these jobs, and that of dropped parts of long stories, is added to the sums.
         """
         tally = Tally(self._state, draft.time_ms, self._request_of)
         parted = {act.job: act.last for act in draft.acts if isinstance(act, Part)}
@@ -103,7 +107,10 @@ class Retention:
         return len(kept)
 
     def forget(self, draft: Draft, added: int) -> None:
-        """Expire rows of finished jobs by age and number: once a second, and whenever this record adds rows."""
+        """Expire rows of finished jobs by age and number: once a second, and whenever this record adds rows.
+
+        `added` is how many rows it adds.
+        """
         if self.rows_looked and not added:
             return
         self.rows_looked = True

@@ -49,14 +49,17 @@ _OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
 
 
 class Report(NamedTuple):
-    """The members in a worker's last renewal that the ledger did not know; `twice`: also in the renewal before."""
+    """The members in a worker's last renewal that the ledger did not know; `twice`: also in the renewal before.
+
+    Members that it shows as ended are left out.
+    """
 
     unknown: frozenset[MemberKey]
     twice: frozenset[MemberKey]
 
 
 class Sessions:
-    """Which workers have a session, and when each was last heard from."""
+    """Handles the frames of workers, and finds the workers that are lost."""
 
     def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
         self.state = state
@@ -76,7 +79,7 @@ class Sessions:
     # -------------------------------------------------------------------------------------------- join
 
     def join(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | str:
-        """Return the id of a session (new, or the current one for a repeated join), or a problem.
+        """Write a join, and return the id of a session (for a repeated join, the current one), or a problem.
 
         One record first takes the reports of the old session, then adopts the members that the join lists, and then
         declares all others over.
@@ -164,7 +167,7 @@ class Sessions:
         )
 
     def _number_new(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
-        """Give a number to a new worker."""
+        """Write a new worker into the draft, and return its number; a problem if the ledger knows the most it can."""
         num = len(self.state.worker_by_num) + draft.numbered
         if num >= WORKERS_MAX:
             return problem("failed-precondition", f"the ledger knows {WORKERS_MAX:,} worker ids, and can know no more")
@@ -173,7 +176,10 @@ class Sessions:
         return num
 
     def _end_last_session(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
-        """End a known worker's last session: take its reports, adopt the listed members, declare the rest over."""
+        """End a known worker's last session: take its reports, adopt the listed members, declare the rest over.
+
+        Return the worker's number; or a problem, and nothing is done, if listed members hold devices that have moved.
+        """
         listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
         moved = moved_devices(worker, frame, listed)
         over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in frame.facts if fact.kind in _OVER}
@@ -226,7 +232,11 @@ class Sessions:
     # ------------------------------------------------------------------------------------------- facts
 
     def facts(self, draft: Draft, event: FromWorker, frame: FactFrame, folded: dict[int, int]) -> Problem | FactAck:
-        """Take a report frame once. `folded` is the last frame taken in this draft, by worker number."""
+        """Handle a report frame and return its acknowledgement; a problem if its session is over or frames are missing.
+
+        A frame that was handled before is only acknowledged again. `folded` is the number of the last frame handled in
+        this draft, by worker number.
+        """
         worker = self.state.workers.get(event.worker)
         if not self._is_current(worker, draft, frame.session):
             return session_over(event.worker)
@@ -260,9 +270,10 @@ class Sessions:
     # ---------------------------------------------------------------------------------------- renewals
 
     def renew(self, draft: Draft, event: FromWorker, frame: Renew) -> Problem | Host:
-        """Renew the lease and return the host, with its locally claimed devices updated.
+        """Return the host of a renewal, with its locally claimed devices updated, or the problem that refuses it.
 
-        After a takeover the worker's release may be too far from this scheduler's: then its lease runs out.
+        The caller renews the lease once the record is stored. The device report is handled too. After a takeover the
+        worker's release may be too far from this scheduler's: then its lease runs out.
         """
         worker = self.state.workers.get(event.worker)
         if worker is None or not worker.session or worker.session != frame.session:
@@ -290,8 +301,9 @@ class Sessions:
     def _is_ahead(self, worker: Worker, knows: str) -> bool:
         """Return whether a worker first heard from in this term knows records that the ledger does not contain (H7).
 
-        Then this term is over, or the ledger is an older backup. Only the first frame is evidence: a worker that has
-        followed this term and then claims to know more is faulty, or lies.
+        `knows` says what these are, "" for none; it is kept in `ahead`. If there are any, this term is over, or the
+        ledger is an older backup. Only the first frame is evidence: a worker that has followed this term and then
+        claims to know more is faulty, or lies.
         """
         host = self.fleet.hosts.get(worker.num)
         if host is not None and host.heard:
@@ -318,7 +330,8 @@ class Sessions:
     def behind(self, *, waited: bool) -> bool | None:
         """Return whether most workers know records that the ledger does not contain, although this scheduler leads it.
 
-        None while too few were heard from. A single worker in a big fleet is not believed, as it may lie.
+        None while too few were heard from, unless all have had time to renew (`waited`). A single worker in a big fleet
+        is not believed, as it may lie.
         """
         if not self.ahead:
             return False
@@ -328,7 +341,11 @@ class Sessions:
         return len(self.ahead) > with_us
 
     def load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
-        """Take a load frame. It can only close devices: sick ones and those in foreign use get no new jobs (H21)."""
+        """Handle a load frame: devices that it shows as sick or in foreign use get no new jobs (H21).
+
+        It reopens devices that only an earlier load frame closed. It is ignored if the worker has no session in that
+        boot.
+        """
         worker = self.state.workers.get(worker_id)
         host = self.fleet.hosts.get(worker.num) if worker is not None else None
         if host is None or frame.boot != host.worker.boot:
@@ -370,7 +387,7 @@ class Sessions:
         return lost
 
     def _renews_no_more(self, host: Host, mono_ms: int) -> bool:
-        """Return whether a host's last renewal is half a lease old: from then on it takes no placements itself."""
+        """Return whether a host's last renewal is over half a lease old: then the worker itself refuses placements."""
         return mono_ms - host.last_ms > self.config.lease_s * 500
 
     @staticmethod
@@ -381,7 +398,11 @@ class Sessions:
     def differences(
         self, worker: Worker, held: list[Held], no: int, resized: list[Resized]
     ) -> tuple[list[Member], list[Held]]:
-        """Return the members to send to a worker again, and those in its list that the ledger does not know."""
+        """Return the members to send to a worker again, and those in its list that the ledger does not know.
+
+        `no` is the number of the last report frame that it knows to be answered. In each member that the list lacks,
+        `missed` counts that renewal.
+        """
         has = {(each.tenant, each.job, each.replica, each.fence): each.n for each in resized}
         shown = {(h.tenant, h.job, h.replica, h.fence): h for h in held}
         unknown = [entry for key, entry in shown.items() if key not in worker.members]
@@ -402,7 +423,7 @@ class Sessions:
 
 
 def reported(last: Report | None, unknown: list[Held]) -> Report:
-    """Return the report of a renewal that lists these unknown members, following the report `last`."""
+    """Return the report of a renewal that lists these unknown members; `last` is the report before, None for none."""
     keys = frozenset((h.tenant, h.job, h.replica, h.fence) for h in unknown if h.phase != "exited")
     return Report(keys, keys & last.unknown if last is not None else frozenset())
 
@@ -425,7 +446,7 @@ def _is_behind(member: Member, has: int) -> bool:
 
 
 def wants_more(member: Member, phase: str) -> bool:
-    """Return whether the ledger wants a member in another phase than its worker reports."""
+    """Return whether a worker reports a phase in which it must get its member's order again."""
     if member.replica.state in (CANCELLING, ENDING):
         return phase in ("claimed", "running", "frozen")
     if phase in ("running", "frozen") and member.replica.state in (RUNNING, FROZEN):
@@ -448,7 +469,7 @@ def session_over(worker_id: str) -> Problem:
 
 
 def no_leader() -> Problem:
-    """Return the answer to a worker that knows a newer term: it asks again, and the real leader answers."""
+    """Return the answer to a worker that knows more than this ledger: it asks again, and the real leader answers."""
     return problem("not-leading", "a worker knows a newer term: this scheduler does not lead, or must not")
 
 
@@ -477,7 +498,7 @@ def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
 
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:
-    """Return the listed members on a slot that has another device (vendor, uuid) in the new session."""
+    """Return the listed members on a slot that has another device (vendor, uuid), or none, in the new session."""
     both = zip(recorded_devices(worker), devices_of(frame.hello), strict=False)
     same = sum(1 << slot for slot, (old, new) in enumerate(both) if old == new)
     return frozenset(key for key in listed if key in worker.members and worker.members[key].mask & ~same)

@@ -13,7 +13,10 @@ BEHIND_RENEWALS: Final = 1.5
 
 
 class StaleLedgerGuard:
-    """`mono_ms` is the leader's monotonic time at which its term began."""
+    """Decides whether a leader's ledger may be, or is, an older backup.
+
+    `mono_ms` is the leader's monotonic time at which its term began.
+    """
 
     def __init__(self, state: State, sessions: Sessions, config: Config, mono_ms: int) -> None:
         self._state = state
@@ -23,11 +26,11 @@ class StaleLedgerGuard:
         self._lost_ms = max(config.lost_ms, *(worker.lost_ms for worker in state.workers.values()), 0)
 
     def may_place(self, time_ms: int, mono_ms: int) -> bool:
-        """Return False while the ledger may be an older backup, and for a while after it was restored from one.
+        """Return whether jobs may be placed: not while the ledger may be an older backup, nor soon after a restore.
 
         Jobs that were placed after the backup may still run, unknown to the restored ledger. Nothing is placed beside
-        them: after a restore, for as long as it takes a silent worker to count as lost; with a ledger that may be
-        older than its workers, until all of them have reported (ledger-rules H7).
+        them: after a restore, for as long as it takes a silent worker to count as lost; with a ledger that some workers
+        are ahead of, until all have reported or had time to, and most of them are not ahead (ledger-rules H7).
         """
         state, lost_ms = self._state, self._lost_ms
         if self._sessions.ahead and self._sessions.behind(waited=self.waited(mono_ms)) is not False:
@@ -39,7 +42,7 @@ class StaleLedgerGuard:
         return time_ms >= state.restored_ms + lost_ms
 
     def waits_for(self, time_ms: int, mono_ms: int) -> tuple[str, int]:
-        """Return why nothing is placed now, and for how many ms at most; only if `may_place` is False."""
+        """Return why nothing is placed now, and for how many ms at most. To be called only if `may_place` is False."""
         state, lost_ms = self._state, self._lost_ms
         left_ms = lost_ms - (mono_ms - self._began_mono_ms)
         if state.restored_ms >= 0 and state.epoch != state.restored_epoch + 1:
@@ -50,7 +53,7 @@ class StaleLedgerGuard:
         return f"{len(self._sessions.ahead)} of its workers know of records that the ledger lacks", max(0, left_ms)
 
     def behind(self, mono_ms: int) -> str:
-        """Return why this ledger is an older backup; empty if it is not.
+        """Return why this ledger is an older backup; empty if it is not, or too few workers have reported to say so.
 
         To be called after an acknowledgement, which proves that the workers do not merely know a newer leader.
         """

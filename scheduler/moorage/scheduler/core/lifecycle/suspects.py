@@ -22,7 +22,7 @@ DEATHS_MAX: Final = 3
 
 
 def lost_with_supervisor(draft: Draft, members: Mapping[MemberKey, Member], facts: list[Fact]) -> frozenset[Member]:
-    """Return the members that these reports call lost; they come with the join after a supervisor's death."""
+    """Return the members that these reports call lost. The reports come with the join after a supervisor's death."""
     lost: set[Member] = set()
     for fact in facts:
         if fact.kind != "exited" or fact.detail != "lost":

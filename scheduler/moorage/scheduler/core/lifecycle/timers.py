@@ -34,7 +34,7 @@ class _Passed(NamedTuple):
 
 
 class Timers:
-    """`rows` is a heap of (ledger ms, kind, job number or queue entry).
+    """The timers that are set: `rows` is a heap of (ledger ms, kind, job number or queue entry).
 
     `overdue` are jobs whose time has passed while no record had room to end them: they may not start any more.
     """
@@ -74,8 +74,8 @@ class Timers:
     def due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
         """Handle the timers that have passed by the draft's time.
 
-        If many jobs end at once, this record ends some of them, and later ones the rest; ended backoffs do not wait for
-        that.
+        If many jobs end at once, this record ends some of them, and later records the rest. Ended backoffs are handled
+        before them.
         """
         self.at = None
         self._pop_due(draft, lifecycle, enqueue)

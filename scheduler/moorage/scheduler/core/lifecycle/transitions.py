@@ -120,14 +120,17 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
 
 
 def _note_used(draft: Draft, members: dict[MemberKey, Member], fact: Fact) -> None:
-    """Record what an attempt used of its GPUs, as measured by its worker."""
+    """Record what an attempt used of its GPUs, as measured by its worker; do nothing if the report does not say."""
     member, used = members.get((fact.tenant, fact.job, fact.replica, fact.fence)), used_of(fact.detail)
     if member is not None and member not in draft.gone and used is not None and draft.level_allows(Used.LEVEL):
         draft.add(Used(member.replica.job.num, *used))
 
 
 class Lifecycle:
-    """`requeue(replica, not_before)` puts a replica back into the queue at that ledger time."""
+    """Writes the steps of replicas into drafts.
+
+    `requeue(replica, not_before)` puts a replica back into the queue at that ledger time.
+    """
 
     def __init__(
         self,
@@ -278,7 +281,11 @@ class Lifecycle:
     def _never_ran(
         self, draft: Draft, op: int, replica: Replica, member: Member, state: int, why: str, count: int, code: int = 0
     ) -> None:
-        """Write REFUSE, WITHDRAW or LOSE: the attempt is over and left nothing behind. With a `code` it failed."""
+        """Write REFUSE, WITHDRAW or LOSE: the attempt is over and holds nothing any more. A `code` fails the replica.
+
+        Without a code it gets a new attempt if the request allows one. An attempt that was asked to end ends as it was
+        asked. A gang ends as a whole.
+        """
         if state == CANCELLING:
             draft.over(op, replica, member, CANCELLED, why)
         elif draft.job(replica.job).gang != GangPhase.NONE:
@@ -300,7 +307,10 @@ class Lifecycle:
         self._give(member)
 
     def _next_after(self, replica: Replica, count: int) -> int:
-        """Return QUEUED while the request allows another try of this kind, else FAILED; refusals are never fatal."""
+        """Return QUEUED while the request allows another try of this kind, else FAILED.
+
+        Only RETRY and LOSS are limited: a refusal is never fatal.
+        """
         if count == Count.RETRY:
             return QUEUED if replica.retries < self.request_of(replica.job).retries else FAILED
         if count == Count.LOSS:
@@ -338,7 +348,7 @@ class Lifecycle:
     def _fail_gang(
         self, draft: Draft, replica: Replica, member: Member, op: int, code: int, why: str, count: int
     ) -> None:
-        """End a whole gang: the first member that fails, refuses or is lost moves all to ENDING in one record."""
+        """End a whole gang: the first member that fails, is refused or lost moves all to ENDING in one record."""
         job, first = replica.job, replica.job.replicas[0]
         after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
         if op == Op.REFUSE and code:
@@ -355,7 +365,7 @@ class Lifecycle:
 
     @staticmethod
     def _ended_with(draft: Draft, job: Job) -> tuple[dict[int, int], str]:
-        """Return the exit codes of a gang's ended ranks, and why the first rank failed."""
+        """Return the exit codes of a gang's ended ranks by index, and the reason of the first failure ("" if none)."""
         attempt, codes, why = job.replicas[0].attempt, dict[int, int](), ""
         ends = [
             (row[REPLICA], row[CODE], row[WHY]) for row in job.story if row[STATE] == EXITED and row[ATTEMPT] == attempt
@@ -368,7 +378,10 @@ class Lifecycle:
         return codes, why
 
     def _settle_gang(self, draft: Draft, job: Job) -> None:
-        """Once the attempts of all ranks are over, move all of them on: success, a new attempt, or the end."""
+        """Once the attempts of all ranks are over, move all of them on: success, a new attempt, or the end.
+
+        Until then, do nothing.
+        """
         if any(draft.replica(peer).state != EXITED for peer in job.replicas):
             return
         row = draft.job(job)
@@ -389,7 +402,7 @@ class Lifecycle:
     # ------------------------------------------------------------------------- cancels, deadlines, losses
 
     def cancel(self, draft: Draft, job: Job, why: str) -> bool:
-        """Cancel all replicas that have not ended; return False if there were none."""
+        """Cancel all replicas that have not ended; return False if each has ended or is being cancelled already."""
         did = False
         if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, CANCELLED)
@@ -407,7 +420,7 @@ class Lifecycle:
         return did
 
     def start_over(self, draft: Draft, job: Job, why: str) -> int:
-        """End a job's running replicas and queue them again, without counting a retry. Return how many replicas.
+        """End a job's placed and running replicas and queue them again, without counting a retry. Return their number.
 
         Replicas that are ending already are left alone. A replica kept through a partition is queued at once: with this
         order the operator declares it over.
@@ -430,7 +443,7 @@ class Lifecycle:
 
     @staticmethod
     def is_on_worker(draft: Draft, member: Member) -> bool:
-        """Return whether a member is placed, claimed or running, and was not asked to end yet."""
+        """Return whether a member is placed, claimed, running or frozen, and was not asked to end yet."""
         return (
             member not in draft.gone
             and draft.phase_of(member) != AT_EXITED
@@ -442,8 +455,8 @@ class Lifecycle:
         """Evict a member from its worker (a gang with all its ranks), to be queued for a new attempt.
 
         It gets its checkpoint signal `notice_s` before it is asked to end; None stands for the request's own
-        `checkpoint_before_s`. With `count` LOSS the eviction counts against the request's `retries_on_lost`; with NONE,
-        for reasons that are not the job's, it counts against nothing.
+        `checkpoint_before_s`. With `count` LOSS the eviction counts against the request's `retries_on_lost`, and if
+        these are used up the replica fails; with NONE, for reasons that are not the job's, it counts against nothing.
         """
         replica, job = member.replica, member.replica.job
         run = self.request_of(job).workload
@@ -462,7 +475,10 @@ class Lifecycle:
         draft.end(replica, ENDING, after, why, notice_s)
 
     def deadline(self, draft: Draft, job: Job) -> None:
-        """Apply a passed deadline: waiting replicas become EXPIRED, running ones are ended and TIMED_OUT."""
+        """Apply a passed deadline: waiting replicas become EXPIRED, the others are ended and become TIMED_OUT.
+
+        Replicas that are ending already go on, but get no new attempt.
+        """
         row = draft.job(job)
         phase, after = row.gang, row.after
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
@@ -490,9 +506,9 @@ class Lifecycle:
     def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[MemberKey]) -> None:
         """End a worker's session: members that no new session adopts are over (ledger-rules H8, H20).
 
-        `listed` are those that the new session adopts; none when the worker is lost or says goodbye. A worker counts as
-        lost only after lease + grace + margin, when nothing of the old session can run any more: so a new attempt never
-        overlaps with the old one.
+        `listed` are those that the new session adopts; none when the worker is lost or says goodbye. If `why` is
+        `lost`, members that may live on there are kept, not over. A worker counts as lost only after lease + grace +
+        margin, when nothing else of the old session can run any more: so a new attempt never overlaps with the old one.
         """
         draft.end_session(worker, why)
         for key, member in list(worker.members.items()):
@@ -520,9 +536,9 @@ class Lifecycle:
     def _may_live_on(self, draft: Draft, replica: Replica, state: int, worker: Worker) -> str:
         """Return why a replica of a lost worker may live on there, so that it must not be placed again; else "".
 
-        Its request says so (`on_partition`), or nothing ends the processes of its driver (`fence`). A PLACED replica
-        may be running too: perhaps only its reports did not get through. An ENDING one may not have received the order
-        to end.
+        Its request says so (`on_partition`), or nothing ends the processes of its driver (`fence`). A gang is never
+        kept. A PLACED replica may be running too: perhaps only its reports did not get through. An ENDING one may not
+        have received the order to end; it is kept only if it is to get a new attempt.
         """
         request = self.request_of(replica.job)
         driver = request.workload.driver
@@ -549,7 +565,7 @@ class Lifecycle:
             self.fleet.give(host, self.shape_of(member.replica.job), member.mask, guest=member.guest)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
-        """Free the members whose quarantined devices an operator has declared healthy. Return how many.
+        """Free the members whose quarantined devices an operator has declared healthy (`mask`). Return how many.
 
         Members with another device that stays in quarantine are not freed.
         """

@@ -18,7 +18,7 @@ KEPT_MAX: Final = 1_000
 
 
 class Unmatched:
-    """Texts by shape, cached until the fleet changes."""
+    """Makes these texts for shapes, and caches them until the fleet changes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -29,13 +29,16 @@ class Unmatched:
         self._close: Memo[str, list[str]] = Memo(KEPT_MAX)
 
     def why(self, shape: Shape) -> str:
-        """Return why no known worker could ever run this shape, for shapes for which that is known."""
+        """Return why no known worker could ever run this shape. Call it only for shapes that none could."""
         self._look()
         text = self._texts.get(shape.index)
         return self._texts.put(shape.index, self._why(shape)) if text is None else text
 
     def part_of(self, shape: Shape) -> str:
-        """Return which names have a requested model only inside a word; empty if a whole word matches, or nothing."""
+        """Return which device names have a requested model only inside a word; "" if there are none.
+
+        A model that is a whole word of some device's name is left out.
+        """
         self._look()
         return "; ".join(filter(None, map(self._part, shape.models)))
 
@@ -54,7 +57,7 @@ class Unmatched:
             self._close.clear()
 
     def reason(self, shape: Shape) -> str:
-        """Return the reason nearest to a fit; "" if hosts pass all filters but are too small, or there are none."""
+        """Return the reason nearest to a fit; "" if there are no hosts, or some pass all filters but are too small."""
         names = {cls.fit(shape).reason for cls in self._fleet.classes.values()}
         return "" if "" in names or not names else nearest_to_a_fit(names)
 

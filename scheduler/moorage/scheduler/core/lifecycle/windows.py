@@ -4,9 +4,10 @@ A window is in the ledger, in ledger time: it survives takeovers of the schedule
 checked once a second, so that a moment that passed during a takeover is caught up.
 
 Jobs on the worker at the deadline are asked to end within their grace, and wait for a new attempt that does not count
-as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` ahead. Before the deadline a job is placed
-there only if its time limit (`timeout_s`, or its own deadline) is over by then. A job without a limit is placed until
-`SETTLE_MS` before, and asked to leave like the others.
+as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` ahead. Before the window begins, a job is
+placed there only if its time limit (`timeout_s`, or its own deadline) is over by the deadline. A job without a limit is
+placed until `SETTLE_MS` before the deadline, and asked to leave like the others. Once the window has begun, nothing is
+placed there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Windows:
     # ------------------------------------------------------------------------------------------- operators' acts
 
     def drain(self, draft: Draft, worker: Worker, act: DrainAct, by: str) -> bool:
-        """Write a drain into the draft; return False if nothing changes. A drain from now on closes the worker."""
+        """Write a drain into the draft; return False if nothing changes. It replaces an earlier drain of the worker.
+
+        If it begins now it closes the worker; if it begins later, a worker that an earlier drain closed reopens.
+        """
         window = window_of(act, draft.time_ms, by)
         begins_now = window is None or window.from_ms <= draft.time_ms
         flag, before = draft.worker(worker).flag, draft.worker(worker).window
@@ -51,7 +55,7 @@ class Windows:
         return changed
 
     def clear(self, draft: Draft, worker: Worker) -> bool:
-        """Remove a window; return False if there was none."""
+        """Remove a worker's window, and leave its flag as it is; return False if there was no window."""
         if draft.worker(worker).window is None:
             return False
         self._write(draft, worker, None)
@@ -60,7 +64,7 @@ class Windows:
     # ----------------------------------------------------------------------------------------------- as time passes
 
     def pass_time(self, draft: Draft) -> None:
-        """Close, empty and reopen the workers that are due by now."""
+        """Close, empty and reopen the workers that are due by the draft's time."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
             row = draft.worker(worker)  # an operator's order in this same record takes precedence
@@ -96,7 +100,10 @@ class Windows:
     # -------------------------------------------------------------------------------------------------- placement
 
     def left_too_soon(self, timeout_s: float | None, deadline_ms: int | None, now: int) -> frozenset[int]:
-        """Return the workers that have to be left before a job with these limits would have ended."""
+        """Return the numbers of workers to be left before a job with these limits, started now, would have ended.
+
+        `deadline_ms` and `now` are in ledger ms. A job without limits is taken to run for `SETTLE_MS`.
+        """
         if not self.state.windows:
             return frozenset()
         ends = [now + int(timeout_s * 1000)] if timeout_s is not None else []

@@ -2,7 +2,8 @@
 
 Without shares and ageing the key is the priority. With ageing it is the effective priority. Once an operator has set
 shares, guaranteed GPUs come before borrowed ones, then the priority, then the tenant that is owed most. Equal keys are
-served by arrival. Placements of the current record count at once, so that many free GPUs are shared out in one pass.
+served by arrival. Placements of the current record are part of a tenant's usage at once, so that many free GPUs are
+shared out in one pass.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Turns:
         self._tenants = state.tenants
 
     def key(self, group: Group) -> Key:
-        """Return the sort key of a queue group; it begins with 0 if its next job stays within its tenant's guarantee.
+        """Return the sort key of a queue group; it begins with 0 if its first job stays within its tenant's guarantee.
 
         Called for up to 20,000 groups whenever the order is made, so it makes few calls itself.
         """
@@ -70,12 +71,16 @@ class Turns:
         return shape.mode if rate == GPU_MILLI * shape.count else placing(shape.mode, rate)
 
     def took(self, group: Group, count: int) -> None:
-        """Count `count` placed replicas of a group in its tenant's usage."""
+        """Add `count` placed replicas of a group to what its tenant uses now."""
         self._draft.change_tenant(group.tenant).rate_milli += self._rates.of(group.shape) * count
         self._scores.pop(group.tenant, None)
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
-        """Return how many more of a queue group may be placed in a row before another tenant's turn comes."""
+        """Return how many more entries of a group may be placed in a row before `others`, another group, comes first.
+
+        An entry is a replica or a whole gang. `others` is the key and first entry of the group that is next; with None,
+        `UNBOUNDED` is returned. 0 or less stands for no entry.
+        """
         borrows, priority, mine = self.key(group)
         if others is None:
             return UNBOUNDED
@@ -101,8 +106,8 @@ def by_priority(group: Group) -> Key:
 class QueueOrder:
     """The queue as one pass sees it. `order` is the setting of `Config`.
 
-    `overdue` are numbers of queued jobs whose deadline has passed. `left_too_soon_of` returns the workers whose drain
-    would end a job (by number, at a ledger ms) too soon.
+    `overdue` are numbers of queued jobs whose deadline or latest start has passed. `left_too_soon_of` returns the
+    workers whose drain would end a job (by number, at a ledger ms) too soon.
     """
 
     def __init__(
@@ -149,7 +154,7 @@ class QueueOrder:
     # ------------------------------------------------------------------------------------ what still waits
 
     def waits(self, draft: Draft, item: int) -> bool:
-        """Return whether an entry still waits and is not in backoff; the queue removes other entries only later."""
+        """Return whether an entry waits, not in backoff and not overdue; the queue removes other entries only later."""
         num = item >> REPLICA_BITS
         if num >= draft.state.next_num:
             return True  # accepted in this same record
@@ -221,7 +226,8 @@ class QueueOrder:
     def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
         """Return (place, number of tenants) of a tenant among those with waiting jobs; place 1 is next.
 
-        None without fair share. Reads every group, so it is for questions, not for each record.
+        None without fair share, or if the tenant has no queued job. Reads every group, so it is for questions, not for
+        each record.
         """
         if not self.is_fair(draft):
             return None
@@ -235,14 +241,20 @@ class QueueOrder:
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
 
     def count(self, draft: Draft, group: Group, replicas: int) -> None:
-        """Count placed replicas at once, in fair share and in what the tenant leases."""
+        """Add placed replicas at once to what their tenant uses under fair share, and to the GPUs that it leases.
+
+        A group shared by tenants has no limit, so nothing is added for it.
+        """
         if self.turns is not None:
             self.turns.took(group, replicas)
         if group.tenant:
             draft.change_tenant(group.tenant).gpus += group.shape.count * replicas
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
-        """Return how many more of a queue group may be placed in a row before another tenant's turn comes."""
+        """Return how many more entries of a group may be placed in a row before `others`, another group, comes first.
+
+        As `Turns.most`; without fair share `UNBOUNDED`.
+        """
         return UNBOUNDED if self.turns is None else self.turns.most(group, others)
 
     def mode(self, shape: Shape) -> int:
@@ -265,7 +277,10 @@ class QueueOrder:
         return min(room, 0)
 
     def room_of(self, draft: Draft, tenant: str) -> float:
-        """Return how many GPUs a tenant may still lease, ignoring jobs that wait for its limit."""
+        """Return how many GPUs a tenant may still lease, ignoring jobs that wait for its limit.
+
+        Infinity without a limit, -1 if the tenant is held.
+        """
         row = draft.tenant(tenant)
         if row.hold is not None:
             return -1
@@ -281,7 +296,10 @@ class QueueOrder:
         return group.shape.gpus <= self.room(draft, group)
 
     def over_limit(self, draft: Draft, group: Group) -> None:
-        """Remember a queue group whose first job waits for its tenant's limit, unless it needs more than the limit."""
+        """Remember a queue group whose first job waits for its tenant's limit, unless it needs more than the limit.
+
+        Only the first such group of a tenant in a pass is remembered.
+        """
         if group.shape.gpus <= draft.tenant(group.tenant).gpus_max:
             self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
 

@@ -65,7 +65,7 @@ class Group:
         self.granted_ms = 0  # ledger ms of the last reservation for a job of this group
 
     def __lt__(self, other: Group) -> bool:
-        """Give a fixed order to groups with equal keys.
+        """Return whether this group comes before another with an equal key: a fixed order.
 
         With ageing, an entry that was moved stands in two groups with equal keys for a while.
         """
@@ -87,7 +87,7 @@ class Queue:
         self._swept = -1  # the last entry checked in the last group of `_unswept`
 
     def __len__(self) -> int:
-        """Count the entries. It reads all queue groups: for questions, not for each record."""
+        """Return the number of entries. It reads all queue groups: for questions, not for each record."""
         return sum(len(group.entries) for group in self.groups.values())
 
     @property
@@ -154,7 +154,8 @@ class Queue:
     def set_apart(self, tenant: str, is_of: Callable[[int], bool]) -> None:
         """Give a tenant its own groups for the rest of this term; `is_of` says which entries are the tenant's.
 
-        The first call for a tenant walks the whole queue: for an operator's order, not for each record.
+        The first call for a tenant walks the whole queue: for an operator's order, not for each record. Further calls
+        do nothing.
         """
         if tenant in self._apart:
             return
@@ -217,9 +218,10 @@ class Queue:
         group.entries.extendleft(reversed(items))
 
     def sweep(self, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> bool:
-        """Remove entries that no longer wait. Return whether all entries were checked.
+        """Remove entries that no longer wait. Return whether all entries have been checked.
 
-        Checks about `most` entries and continues there the next time. `is_over` is called with a job's number.
+        One call checks about `most` entries, and the next call goes on behind them. `is_over` is called with a job's
+        number, `waits` with an entry.
         """
         if not self._unswept:
             self._unswept = list(self.groups)
@@ -259,7 +261,8 @@ class Queue:
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:
         """Return how many entries come before this one. Reads every group: for questions, not for each record.
 
-        `standing` returns the effective priority of an entry, with ageing; it falls with later arrival.
+        With ageing, `standing` returns the effective priority of an entry from its own priority and the entry; it falls
+        with later arrival.
         """
         before = 0
         if standing is not None:

@@ -1,7 +1,7 @@
 """Runs the configured ranker, and replaces it by the plain one once it has failed.
 
-It fails when it raises, is too slow, or chooses what cannot be. The last is seen only of a ranker of your own, whose
-choices are checked before the ledger has them; those of `rankers.RANKERS` are checked by the tests.
+It fails when it raises, is too slow (`give_up`), or chooses what cannot be. The last is seen only of a ranker of your
+own, whose choices are checked before the ledger has them; those of `rankers.RANKERS` are checked by the tests.
 
 A ranker that raised may have left its tables half written, so it makes no more choices; `ContainedEngine` makes a new
 one after a pause. The plain ranker needs only the fleet.
@@ -27,14 +27,20 @@ class WrongChoice(Exception):
 
 
 class FallingBack(Ranker):
-    """Chooses with `main` until that raises; then calls `failed` with the place, the request and the exception."""
+    """Chooses with `main` until that fails; from then on `main` is None, and `plain` chooses.
+
+    At the failure `failed` is called with the place, the request and the exception.
+    """
 
     name: ClassVar[str] = "falling-back"
 
     def __init__(
         self, make: Callable[[], Ranker] | None, failed: Callable[[str, str, Exception], None], *, checks: bool
     ) -> None:
-        """Make the ranker with `make`; with None, use only the plain ranker. `checks`: check each of its choices."""
+        """Make `main` with `make`; if that is None or raises, use only the plain ranker.
+
+        `checks`: check each choice of `main`.
+        """
         self.plain = Pack()
         self.main: Ranker | None = None
         self.calls = 0  # number of calls of `main`
@@ -113,7 +119,7 @@ class FallingBack(Ranker):
 
 
 def _check(choice: Choice, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> None:
-    """Raise `WrongChoice` if a replica of this shape may not be placed so."""
+    """Raise `WrongChoice` if a replica of this shape cannot be placed on the chosen host and devices."""
     host = choice.host
     num = host.worker.num
     if num in excluded or fleet.hosts.get(num) is not host or not host.usable or not host.replicas_of(shape, "now"):
@@ -122,7 +128,7 @@ def _check(choice: Choice, fleet: Fleet, shape: Shape, excluded: frozenset[int])
 
 
 def _check_more(masks: list[int], host: Host, shape: Shape, most: int) -> None:
-    """Raise `WrongChoice` if these replicas cannot all be placed on the host beside what it has."""
+    """Raise `WrongChoice` if these replicas cannot all be placed on the host beside what it has, or exceed `most`."""
     room = host.open & host.cls.fit(shape).mask
     if shape.mode > EXCLUSIVE:
         room |= sum(1 << slot for slot in host.rooms_on_shared(shape))

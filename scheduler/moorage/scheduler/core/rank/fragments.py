@@ -297,9 +297,10 @@ class Fragments(Pack):
     def _shared(
         self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], excluded: frozenset[int]
     ) -> Choice | None:
-        """Return the scored device of the best host; if its room was misjudged, the choice of Pack.
+        """Return the device of the best host with the best score; if its room was misjudged, the choice of Pack.
 
-        A device's room is one number in the table, while Pack checks compute, memory and sharers.
+        For several devices, always the choice of Pack. A device's room is one number in the table, while Pack checks
+        compute, memory and sharers.
         """
         host, ask, shape = table.hosts[row], found.ask, found.ask.shape
         assert host is not None
@@ -362,7 +363,7 @@ class Fragments(Pack):
 
 
 def _beside(table: HostTable, keys: Keys, avoid: dict[int, int], excluded: frozenset[int]) -> Keys:
-    """Return scores without the excluded hosts, and with this job's replicas on each host counted first."""
+    """Return scores in which excluded hosts have no room, and this job's replicas on a host outweigh its score."""
     found = keys.astype(np.int64)
     found[keys == NOWHERE] = FAR
     for num in excluded:

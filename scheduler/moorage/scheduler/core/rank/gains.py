@@ -28,7 +28,7 @@ def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> 
 
 
 def gains_by_device(table: HostTable, waste: Waste, ask: Ask, row: int) -> Ints:
-    """Return the gain for a sharer on each device of one host."""
+    """Return the gain for a sharer on each device of one host; below `-HUGE >> 1` where it does not fit."""
     gain, change = _before_devices(table, waste, ask, np.array([row], np.int64), table.cells[:, row : row + 1])
     assert change is not None, "only a sharer chooses a device"
     found: Ints = (gain - change)[:, 0]

@@ -122,7 +122,10 @@ class Mix:
         return self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total)
 
     def _drift(self) -> int:
-        """Return half the sum of differences between the current mix and the snapshot, times both totals."""
+        """Return half the sum of differences between the current mix and the snapshot, times both totals.
+
+        Without a snapshot, return the current total.
+        """
         now, used = self.total, self._used_total
         if not used:
             return now

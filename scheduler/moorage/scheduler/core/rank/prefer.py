@@ -1,4 +1,4 @@
-"""Places requests with `prefer`: a sharer joins the fullest device, or gets a device of its own.
+"""Places requests with `prefer`: a sharer joins the fullest device, or gets the least used one.
 
 Such requests bypass the scheduler's ranker, which weighs what is good for the fleet: a job that measures, or that
 suffers from its neighbours, knows better.
@@ -15,7 +15,10 @@ from moorage.scheduler.core.shape import Shape
 
 
 class Preferring(Pack):
-    """Chooses for shapes with `prefer`, which are all sharers. `pack` works as in Pack, after `spread` over hosts."""
+    """Chooses for shapes with `prefer`, which are all sharers. `pack` works as in Pack.
+
+    With `spread`, the hosts with the fewest of the job's replicas come first.
+    """
 
     name: ClassVar[str] = "prefer"
 
@@ -32,7 +35,10 @@ class Preferring(Pack):
         return []
 
     def _least_used(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """Return a choice of the shared device with the fewest sharers, if the shape asks for one device; else None."""
+        """Return a choice of the shared device with the fewest sharers; None if none has room.
+
+        None, too, for a shape that asks for several devices.
+        """
         best: Choice | None = None
         best_users = 0
         for cls, fit in fleet.capable(shape) if shape.count == 1 else ():

@@ -109,7 +109,7 @@ class Pressure:
         self._look_after = max(LOOK_MIN, len(table) // LOOK_HOSTS)
 
     def look(self, table: HostTable) -> bool:
-        """Recompute the pressure; return whether it changed enough to be used."""
+        """Recompute the pressure, and use it if it changed enough; return whether it did."""
         self._look_later(table)
         found = self._found(table)
         if int(np.abs(found - self.of_type).max(initial=0)) <= MOVED:
@@ -208,7 +208,10 @@ class Left:
 
 
 def classes_of(table: HostTable, mix: list[tuple[Shape, int]]) -> list[Class]:
-    """Return the classes of a mix that ask for GPUs and can run somewhere, those with the most demand first."""
+    """Return the classes of a mix that ask for GPUs and can run somewhere, those with the most demand first.
+
+    They are at most `CLASSES_MAX`.
+    """
     found: dict[tuple[int, bytes], list[int]] = {}
     cpus = np.array([kind.cpu_milli or UNCOUNTED for kind in table.types], np.int64)
     memory = np.array([kind.memory_mib or UNCOUNTED for kind in table.types], np.int64)

@@ -104,13 +104,16 @@ class Prices:
         self._over = np.vstack((self.gpu, self.host)) - FLOOR
 
     def settle(self) -> Prices:
-        """Compute the prices at once."""
+        """Compute the prices at once, and return them."""
         for _ in self.settling():
             pass
         return self
 
     def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int]]:
-        """Return the classes of requests: (GPU percent, CPU, memory, markets, number of requests)."""
+        """Return classes of requests: (GPU percent, CPU, memory, markets, number of requests).
+
+        Those that can run somewhere, with the most demand first, up to a bound.
+        """
         found: dict[tuple[int, int, int, bytes], int] = {}
         fits: dict[object, Ints] = {}
         for shape, number in mix:
@@ -193,7 +196,7 @@ class Prices:
         self.host[self.stock == 0] = FLOOR
 
     def _scale(self, rows: list[tuple[int, int, int, Ints, int]], asked: int, total: int) -> int:
-        """Return for how many hundredths of GPUs the mix asks: all, or fewer where CPU runs out first."""
+        """Return for how many hundredths of GPUs the scaled mix asks: all there are, or fewer if CPU runs out first."""
         cpu = sum(row[1] * row[4] for row in rows)
         counted = 100 * int(self.gpus[self.stock[0] > 0].sum())  # GPUs on hosts that report their CPU
         for_all = asked * int(self.stock[0].sum())  # what `cpu` would be if all GPUs and all CPU were asked for
@@ -202,7 +205,8 @@ class Prices:
     def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
         """Return the cost of a shape on each type of host above the cheapest usable type, in thousandths of a GPU.
 
-        `pressed` is the charge for pressure, by type of host.
+        `pressed` is the charge for pressure, by type of host. If nothing is priced, or no type can run the shape, all
+        are 0.
         """
         runs_on = self._types_for(table, shape)
         if not self.priced or not len(runs_on):

@@ -53,15 +53,15 @@ class Ranker:
         raise NotImplementedError
 
     def prepare(self, fleet: Fleet) -> bool:
-        """Prepare for the choices of a record; return False if more time is needed: then it is called again soon.
+        """Prepare for the choices of a record. Return False if more time is needed: then nothing is placed in it.
 
-        So slow work is done in parts, between which the scheduler answers requests. The result must depend only on the
-        calls made.
+        It is called again soon. So slow work is done in parts, between which the scheduler answers requests. The result
+        must depend only on the calls made.
         """
         return True
 
     def arrived(self, shape: Shape, replicas: int) -> None:
-        """Note a job's arrival: `replicas` replicas of this shape. Called once for each job, in the ledger's order."""
+        """Note a job's arrival: `replicas` replicas of this shape. Called once a term for each job, in ledger order."""
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         """Return slot masks for at most `most` more replicas of this shape that `choose` would put on the same host.
@@ -94,11 +94,11 @@ def _best_of(mask: int, best: int, count: int) -> int:
 
 
 def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
-    """Return the `count` slots of a host for a request for whole devices; linked devices where there are islands.
+    """Return the mask of `count` slots of a host, out of `mask`; linked devices where there are islands.
 
-    An island is a set of devices linked by NVLink, or else on one NUMA node. The request gets the island with the
-    fewest free devices that suffice, so that large ones stay whole; if none suffices, it spans as few islands as
-    possible.
+    `mask` must have at least `count` slots. An island is a set of devices linked by NVLink, or else on one NUMA node.
+    The request gets the island with the fewest free devices that suffice, so that large ones stay whole; if none
+    suffices, it spans as few islands as possible.
     """
     islands = host.cls.islands
     if not islands:
@@ -206,8 +206,9 @@ class Pack(Ranker):
     def _share_many(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         """Return a choice of several devices of one host, some of them shared already: those first, then free ones.
 
-        A gang's replicas take the devices with the most room. In any other order, the last of them may find room on
-        too few devices, where all of them would have fitted; see `Host.replicas_of`.
+        None if no host with such a shared device has enough. A gang's replicas take the devices with the most room. In
+        any other order, the last of them may find room on too few devices, where all of them would have fitted; see
+        `Host.replicas_of`.
         """
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():

@@ -35,7 +35,10 @@ MOVED_TO: Final = "bench.placement.classic"
 
 
 def maker_of(name: str) -> Callable[[], Ranker]:
-    """Return a factory for the ranker of this name: one of `RANKERS`, or `module:Class`. Raises ValueError."""
+    """Return a factory for the ranker of this name: one of `RANKERS`, or `module:Class`.
+
+    Raises ValueError if there is no ranker of this name, or the class cannot be imported or is no ranker.
+    """
     if is_own(name):
         return own_class(name, Ranker)
     if name in RANKERS:

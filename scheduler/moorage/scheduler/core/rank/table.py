@@ -205,7 +205,7 @@ class HostTable:
         return index
 
     def kind_at(self, cls: HostClass, mask: int) -> int:
-        """Return the kind of the lowest slot of a mask; 0 if the mask is empty."""
+        """Return the number of the kind of the lowest slot of a mask; 0 if the mask is empty."""
         if not mask:
             return 0
         kind = cls.devices[(mask & -mask).bit_length() - 1][1:]
@@ -284,7 +284,10 @@ class HostTable:
         return np.array(rows, dtype).reshape(len(rows), len(self.kinds))[places]
 
     def holds(self, shape: Shape) -> Bools:
-        """Return, by type, whether an empty host has enough matching devices."""
+        """Return, by type, whether an empty host has enough matching devices, judged by the kind of its first device.
+
+        False for hosts without devices.
+        """
         key = (shape.device_asked, shape.count)
         found = self._holds.get(key)
         if found is None or len(found) != len(self.types):
@@ -301,7 +304,10 @@ class HostTable:
         return len(self.nums)
 
     def look(self) -> None:
-        """Write the rows of all hosts that changed since the last update."""
+        """Write the rows of all hosts that changed since the last update; renumber all hosts if it must.
+
+        Then `generation` grows.
+        """
         touched = self.touched
         if self.fleet.touched is not touched:  # another table has replaced this one's set meanwhile
             self._build()
@@ -415,7 +421,7 @@ class HostTable:
 
 
 def nearly(memory_mib: int) -> int:
-    """Return a memory size rounded down by less than 1%: equal machines report sizes that differ by some MiB."""
+    """Return a memory size rounded down by less than 2%: equal machines report sizes that differ by some MiB."""
     step = max(0, memory_mib.bit_length() - 7)
     return memory_mib >> step << step
 

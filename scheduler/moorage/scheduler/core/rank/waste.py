@@ -80,7 +80,7 @@ class Waste:
         return self.thresholds.searchsorted(cpu, side="right")
 
     def of(self, table: HostTable, cells: Ints) -> Ints:
-        """Return the fragmentation of some hosts."""
+        """Return the fragmentation of some hosts, in percent of a device times the weight of the mix."""
         at = cells[KIND] * self.stride + self.level(cells[CPU]) * ROOMS
         found: Ints = self.flat.take(self.by_device(table, cells, at) + cells[ROOM:]).sum(0)
         if self.shortens:
@@ -88,7 +88,10 @@ class Waste:
         return found
 
     def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
-        """Return the table positions by device and host; `at` has the positions of each host's first device."""
+        """Return the table positions by device and host; `at` has the positions of each host's first device.
+
+        If no host has devices of different kinds, that is `at` itself, as all devices of a host have the same position.
+        """
         if not table.mixed:
             return at
         found: Ints = at + (table.kinds_of_type.take(cells[TYPE], 1) - cells[KIND]) * self.stride
@@ -107,7 +110,7 @@ class Waste:
         return change
 
     def held_bytes(self) -> int:
-        """Return what the tables take, in bytes."""
+        """Return the memory of the tables in bytes."""
         return sum(int(array.nbytes) for array in (self.waste, self.short_flat, self.taken))
 
 

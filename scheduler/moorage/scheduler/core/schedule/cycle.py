@@ -60,7 +60,8 @@ class Served(NamedTuple):
 class Planner:
     """Places the jobs that fit now, ordered by priority, fair share (if shares are set) and arrival.
 
-    `could_ever` says whether the fleet could hold a shape if it were empty.
+    `could_ever` says whether the fleet could hold a shape if it were empty. `patience_ms` is the wait after which hosts
+    may be reserved for a job.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Planner:
         return placing.spent > CHOICES_MAX or placing.in_vain > self._in_vain_max or draft.full
 
     def plan(self, draft: Draft) -> int:
-        """Run one scheduling cycle: write placements into the draft. Return how many replicas were placed."""
+        """Run one cycle: write placements and preemptions into the draft. Return how many replicas were placed."""
         cut = self.placing.in_vain > self._in_vain_max
         if not self._begin(draft):
             return 0
@@ -150,7 +151,7 @@ class Planner:
     def next_ms(self, draft: Draft) -> float:
         """Return from which ledger ms on a pass may have another result although nothing happens; infinity for never.
 
-        With preemption or ageing that may be at any time.
+        With preemption or ageing that is the draft's time, unless the queue is empty.
         """
         if self.queue.is_empty:
             return math.inf
@@ -196,7 +197,10 @@ class Planner:
         self._waiting = waiting
 
     def _without_full(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> list[tuple[Key, int, Group]]:
-        """Return the groups still to be served. A group over its limit stays, since its turn records the limit."""
+        """Return the heap of groups still to be served, without those like a group that found no room in this pass.
+
+        A group of a tenant with a limit stays, since serving it records which jobs wait for the limit.
+        """
         room, is_like_full = self.order.room, self.verdicts.is_like_full
         left = [row for row in ready if room(draft, row[2]) != math.inf or not is_like_full(draft, row[2])]
         heapify(left)

@@ -24,7 +24,8 @@ from moorage.schemas.job import Request
 class Indexing:
     """Indexes the jobs of one engine's state; `requests` decodes their requests.
 
-    `failed` is called with the exception for a job that cannot be indexed; if it returns, that job is left out.
+    At the start of a term, `failed` is called for a job that cannot be indexed, with the job's name and the exception;
+    if it returns, that job is left out.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Indexing:
         self.rejects: deque[int] = deque()  # jobs of `_unmatched` to reject, now that all workers were heard from
 
     def resume(self, mono_ms: int, *, again: bool = False) -> None:
-        """Index a folded state. No worker was heard from yet; the silence of each session counts from now on (H28).
+        """Index a folded state: its workers, jobs and earlier run times.
 
-        `again` if this leader has indexed the state before: then it knows which events it has sent.
+        No worker was heard from yet; the silence of each is measured from `mono_ms` on (H28). `again` if this leader
+        has indexed the state before: then it knows which events it has sent.
         """
         standing = [worker for worker in self.state.worker_by_num if worker.session]
         for worker in standing:
@@ -80,7 +82,11 @@ class Indexing:
                 self._failed(f"job {job.tenant}/{job.name}", raised)
 
     def _index(self, job: Job, request: Request) -> None:
-        """Put a live job's waiting replicas into the queue, and its deadlines into the timers."""
+        """Put a live job's waiting replicas into the queue, and its deadlines into the timers.
+
+        Of a gang, one entry stands for all replicas. A replica in backoff gets a timer, and one of a held job is left
+        out.
+        """
         shape = self.shape_of(job)
         if shape.requires:
             self.fleet.tell_apart(shape.requires)
@@ -113,14 +119,17 @@ class Indexing:
             self._unmatched.clear()
 
     def reject_unmatched(self, draft: Draft) -> None:
-        """Reject as many queued jobs as one record has room for."""
+        """Reject the jobs of `rejects` that still match no worker, as many as one record has room for."""
         while self.rejects and not draft.bulk_full:
             job = self.state.jobs.get(self.rejects.popleft())
             if job is not None:
                 self.admission.reject_unmatched(draft, job, self.shape_of(job))
 
     def reshape(self, job: Job) -> None:
-        """Move a job's waiting replicas to the queue group of its new shape."""
+        """Compute a job's shape again, and move its waiting replicas to the queue group of the new shape.
+
+        A reservation for the job is given up.
+        """
         old, job.shape = self.shape_of(job), None
         self.planner.reserving.forget(job.num)
         if job.over or job.hold is not None:

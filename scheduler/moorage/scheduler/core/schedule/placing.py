@@ -53,7 +53,10 @@ class Placing:
         return self.choices + self.ranker.work // WORK_A_CHOICE
 
     def place(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
-        """Place one entry (of a gang, all replicas) on hosts outside `excluded`. Return None if there is no room."""
+        """Place one entry (of a gang, all replicas) on hosts outside `excluded`. Return None if there is no room.
+
+        For a gang, the choice of its last replica is returned.
+        """
         self.item = item
         excluded |= self._order.kept_from(draft, item) | shape.refusing
         choice: Choice | None = None
@@ -96,7 +99,10 @@ class Placing:
         return choice
 
     def _beside_frozen(self, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """Return where a guest finds all of its devices under frozen jobs: free ones it would have got as any job."""
+        """Return a choice for a guest on devices of frozen jobs alone; None if no host lends enough of them.
+
+        Asked only after the ranker, which chooses free devices, has found no room.
+        """
         for num, host in self._fleet.lending.items():
             mask = host.lendable_to(shape)
             if mask.bit_count() >= shape.count and num not in excluded and host.usable and host.fits_host(shape):
@@ -111,9 +117,10 @@ class Placing:
         most: int,
         others: tuple[Key, int] | None,
     ) -> tuple[int, Choice]:
-        """Place at most `most` further jobs of a queue group on the host just chosen, without a choice for each.
+        """Place at most `most` further replicas of a queue group on the host just chosen, without a choice for each.
 
-        Only jobs that the ranker would put there one by one. Return how many were placed, and the last choice.
+        Only replicas that the ranker would put there one by one, and only until `others`, another group, comes first.
+        Return how many were placed, and the last choice.
         """
         shape, entries, host, order = group.shape, group.entries, choice.host, self._order
         taken, mode = 0, order.mode(shape)

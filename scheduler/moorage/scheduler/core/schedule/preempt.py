@@ -57,8 +57,9 @@ class UnderWay(NamedTuple):
 class Preempting:
     """Searches and tracks preemptions for one engine's state.
 
-    Jobs of at least `priority` may preempt; above 100, no job may. `knows_fleet` says whether every worker was heard
-    from in this term, or had time to renew: a worker not heard from may have room.
+    Jobs of at least `priority` may preempt jobs of lower priority; above 100, none may. With `reclaim`, jobs may also
+    end others to get their tenant's guaranteed GPUs back. `knows_fleet` says whether every worker was heard from in
+    this term, or had time to renew: a worker not heard from may have room.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Preempting:
         eligible: Callable[[], list[tuple[Key, int, Group]]],
         excluded: Callable[[Group], frozenset[int]],
     ) -> None:
-        """Once a second, find victims for the first jobs of groups that may preempt and found no room.
+        """At most once a second, end victims for the first jobs of groups that may preempt and found no room.
 
         A job without victims is tried after the others next time, so that a hopeless job does not use up the searches.
         No two jobs get the same host. A record in which an operator changes a priority searches no victims, since the
@@ -196,9 +197,10 @@ class Preempting:
         return [m for m in held if m is not None and draft.replica(m.replica).state in _LEAVING]
 
     def _rights(self, draft: Draft, job: Job, group: Group, under_way: UnderWay) -> list[Right]:
-        """Return by what rights a job may end others, in the order to try them.
+        """Return by what rights a job may end others, in the order to try them; empty if it has none.
 
-        Nothing may be left to take back: then the priority counts, as among the jobs of its own tenant.
+        It takes back its tenant's guaranteed GPUs first. If that gives it no room, its priority decides, also among the
+        jobs of its own tenant.
         """
         need, rights = group.shape.gpus, list[Right]()
         tenant = draft.tenant(job.tenant)

@@ -91,7 +91,7 @@ class Reservation:
         self.short_ms = -1  # ledger ms since when its hosts could not hold it; -1 if they could at the last check
 
     def is_short_for(self, now_ms: int) -> int:
-        """Note that its hosts cannot hold it now, and return for how many ms that has been so."""
+        """Note that the hosts cannot hold the entry's job now, and return for how many ms that has been so."""
         if self.short_ms < 0:
             self.short_ms = now_ms
         return now_ms - self.short_ms
@@ -144,9 +144,10 @@ class Claims:
             self._began_ms = now_ms
 
     def due_ms(self, claim: Claim, now_ms: int, waits: Callable[[int], bool]) -> int:
-        """Return from when on hosts may be reserved for the first candidate, and remember it. `waits` checks an entry.
+        """Return from when on hosts may be reserved for the first candidate, and remember since when it is the first.
 
-        Called only within a pass, so that a replay of the term remembers the same.
+        `waits` says whether an entry still waits. Called only within a pass, so that a replay of the term remembers the
+        same.
         """
         needed, of = hosts_needed(self._fleet, claim.group.shape)
         if not 1 < needed <= of:
@@ -190,7 +191,7 @@ def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
 
 
 def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
-    """Return how many empty hosts the shape needs at least, and how many hosts could run it."""
+    """Return how many empty hosts the shape needs at least, and how many hosts could run it; zeros if none could."""
     each = max((gpus // shape.count if shape.count else shape.together for gpus, _ in _sizes(fleet, shape)), default=0)
     return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))
 
@@ -267,7 +268,7 @@ class Reserving:
     def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
         """Return whether jobs of this priority and shape may use the reserved hosts.
 
-        They may if the reservation is for their queue group, or for a job that they may preempt.
+        They may if the reserved job has the same priority and shape, or if they may preempt it.
         """
         if held.priority == priority and held.shape is shape:
             return True
@@ -508,7 +509,7 @@ class Reserving:
                     self.is_waited_for = True
 
     def forget(self, num: int) -> None:
-        """Give up the reservation of a job that an operator held, or whose priority or shape has changed."""
+        """Give up the reservation if it is for this job, which was held, or whose priority or shape has changed."""
         if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
             self.give_up()
 
@@ -521,7 +522,7 @@ class Reserving:
 
 
 class Backfilling:
-    """Places jobs on reserved hosts if they end before the reservation starts."""
+    """Places jobs on reserved hosts if they end before the job of the reservation is expected to start."""
 
     def __init__(
         self, queue: Queue, order: QueueOrder, reserving: Reserving, placing: Placing, estimates: Estimates
@@ -534,10 +535,11 @@ class Backfilling:
         self._estimates = estimates
 
     def backfill(self, draft: Draft, group: Group, room: float) -> int:
-        """Place jobs of an excluded group that end before the reservation starts. Return the number of replicas.
+        """Place jobs of a group that end before the reservation starts. Return the number of replicas.
 
-        `room` is how many GPUs the group's tenant may still lease. The record's evidence covers only jobs placed in
-        order.
+        0 if no hosts are excluded for the group; else it gets the verdict that it waits for reserved hosts, and its
+        first `DEPTH_MAX` entries are tried. `room` is how many GPUs the group's tenant may still lease. The record's
+        evidence covers only jobs placed in order.
         """
         held, shape = self._reserving.reservation, group.shape
         if held is None or not self._reserving.excluded(group.priority, shape, group.tenant):

@@ -165,7 +165,10 @@ class Durations:
             known.add(max(0, ms), accepted_ms)
 
     def told(self, tenant: str, workload: str) -> SharedCount:
-        """Return a counter that grows whenever the estimates for this workload may have changed."""
+        """Return a counter that grows when runs of this tenant's workload are learned or forgotten.
+
+        Estimates that come from the tenant's other workloads may change without it.
+        """
         return self._told.setdefault((tenant, workload), SharedCount())
 
     def _tell(self, tenant: str, workload: str) -> None:
@@ -181,7 +184,7 @@ class Durations:
         limit_ms: int | None = None,
         accepted_ms: int | None = None,
     ) -> Estimate | None:
-        """Return an estimate of a whole run; None if nothing is known.
+        """Return an estimate of a whole run; None if nothing is known and there is no time limit.
 
         `limit_ms` is the request's time limit. No estimate exceeds it; with nothing learned it is both p50 and p90 (an
         upper bound, as in EASY backfill).
@@ -197,7 +200,7 @@ class Durations:
         limit_ms: int | None = None,
         accepted_ms: int | None = None,
     ) -> Estimate | None:
-        """Return an estimate of the remaining time of a member that has already run for `elapsed_ms`.
+        """Return an estimate of the remaining time of a member that has run for `elapsed_ms`; None as `estimate`.
 
         With `accepted_ms`, the time at which its job was accepted, runs of siblings take precedence.
         """
@@ -270,7 +273,8 @@ class Durations:
     def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
         """Return the sorted runs of the narrowest group with enough runs, else of the narrowest with any; or None.
 
-        A single sibling is enough: longer runs then count as outliving all.
+        With `accepted_ms` a single sibling is enough: longer runs then count as outliving all. With None there are no
+        siblings.
         """
         own = self._runs.get(groups[0]) if accepted_ms is not None else None
         if own is not None and accepted_ms is not None and (near := own.siblings(accepted_ms)):
@@ -287,7 +291,10 @@ class Durations:
         return some
 
     def learn(self, job: Job, shape: Shape, workload: str) -> None:
-        """Learn from the runs in the last transitions of an ended job."""
+        """Learn from the runs in the last transitions of an ended job.
+
+        A run that ended while frozen is left out; of one that was resumed, only the time since then is learned.
+        """
         ends: dict[tuple[int, int], int] = {}
         for row in job.story[: -ROWS_MAX - 1 : -1]:
             key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
@@ -425,7 +432,7 @@ class RunsAs:
     """What the estimate of a member's end needs, cached because one scan reads thousands of members.
 
     `since_ms` is the ledger ms since which it runs; -1 if it does not run yet, or its story does not say. `end_ms` and
-    `until_ms` are from `Durations.steady_end_ms`, when the counter `told` was `told_at`.
+    `until_ms` are from `Durations.steady_end_ms`, when the counter `told` was `told_at`; -1 if there was no answer.
     """
 
     __slots__ = ("end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms")
@@ -440,7 +447,10 @@ class RunsAs:
 
 
 def began_ms(member: Member, now_ms: int) -> int:
-    """Return since which ledger ms a member runs, or else is placed; `now_ms` if its story says neither."""
+    """Return since which ledger ms a member runs, or else is placed; `now_ms` if its story says neither.
+
+    A member that was frozen runs since it was last resumed.
+    """
     since_ms = _since(member)
     return now_ms if since_ms is None else since_ms
 

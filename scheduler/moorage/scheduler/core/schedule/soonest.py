@@ -109,7 +109,7 @@ class Soonest:
         self._left = 0
 
     def of(self, shape: Shape, priority: int) -> int:
-        """Return the bound in ms; 0 for now or no bound. Valid once every worker was heard from in this term."""
+        """Return the bound in ms; 0 for now or no bound. Valid only once every worker was heard from in this term."""
         second = self._state.time_ms // 1000
         if second != self._second:
             self._second, self._left = second, LOOKED_A_SECOND_MAX
@@ -120,7 +120,10 @@ class Soonest:
         return after_ms
 
     def _least_ms(self, member: Member, priority: int) -> int:
-        """Return how long a member runs at least from now, in ms; 0 if unknown or if it may be preempted."""
+        """Return how long a member runs at least from now, in ms; 0 if unknown, or if it ends or may be preempted.
+
+        A member of lower priority counts as preempted, whatever the settings.
+        """
         job, runs_as = member.replica.job, self._estimates.runs_as(member)
         given = job.priority if job.priority >= 0 else runs_as.priority
         if member.phase == AT_EXITED or member.replica.state in (ENDING, CANCELLING) or given < priority:
@@ -144,7 +147,7 @@ _Room = tuple[int, int, int]
 
 
 def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]:
-    """Return the hosts outside `excluded` that could run some of the shape, the most promising first."""
+    """Return rows of the hosts outside `excluded` that could run some of the shape, the most promising first."""
     capable = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
         for cls, _ in fleet.capable(shape)
@@ -179,7 +182,10 @@ def soonest(
 def expected(
     fleet: Fleet, shape: Shape, hosts: frozenset[int], excluded: frozenset[int], estimates: Estimates, now_ms: int
 ) -> int | None:
-    """Return the ledger ms at which these hosts, less `excluded`, are expected to hold all of it; None if unknown."""
+    """Return the ledger ms from which these hosts, less `excluded`, are expected to hold the whole shape.
+
+    None if unknown.
+    """
     found = [fleet.hosts[num] for num in hosts - excluded if num in fleet.hosts]
     rows = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
@@ -191,7 +197,7 @@ def expected(
 
 
 def _fits(rooms: list[_Room], shape: Shape) -> tuple[frozenset[int], int] | None:
-    """Return the hosts that together hold all of it first, and from when on; None if they never do."""
+    """Return the hosts that together hold the whole shape first, and from when on; None if they never do."""
     has: dict[int, int] = {}
     left = shape.together
     for at, num, room in sorted(rooms):

@@ -34,7 +34,7 @@ class Verdicts:
         self._full: set[_Kind] = set()  # kinds without room in this pass although no host was excluded
 
     def begin(self) -> None:
-        """Begin a pass."""
+        """Forget what belongs to the last pass."""
         self._opened.clear()
         self._closed.clear()
         self._full.clear()
@@ -51,11 +51,12 @@ class Verdicts:
         return group.verdict.change == self._fleet.changes
 
     def holds(self, draft: Draft, group: Group) -> bool:
-        """Return whether a queue group's verdict still holds, asked at the start of a pass after the fleet has changed.
+        """Return whether a queue group's verdict still holds at the start of a pass; if so, renew it.
 
-        The answer is the same for all groups of a shape that found no room at the same change. There may be as many
-        shapes as groups, so the hosts opened since are scanned only at the group's turn (`finds_none`). A group is
-        always served while jobs of its tenant wait behind it for the tenant's limit.
+        It is asked only if the fleet has changed since the verdict. The answer is the same for all groups of a shape
+        that found no room at the same change. There may be as many shapes as groups, so the hosts opened since are
+        checked only by an upper bound, and exactly once the group is served (`finds_none`). A group of a tenant with a
+        limit is always served, as serving it records which jobs wait for the limit.
         """
         verdict = group.verdict
         if verdict.waits is Waits.RESERVED and self._is_let_in(group):
@@ -72,16 +73,19 @@ class Verdicts:
         return True
 
     def finds_none(self, draft: Draft, group: Group) -> bool:
-        """Return whether a group without room finds none on the hosts opened since its verdict; scans those hosts."""
+        """Return whether a group without room finds none on the hosts opened since its verdict; scans those hosts.
+
+        False if any host may have opened for it.
+        """
         hosts = None if self._is_let_in(group) else self._hosts_opened(draft, group)
         return hosts is not None and not any(
             host.may_have_room(group.shape) and host.replicas_of(group.shape, "now") for host in hosts
         )
 
     def _hosts_opened(self, draft: Draft, group: Group) -> list[Host] | None:
-        """Return the hosts that opened since a queue group found no room; None for all hosts.
+        """Return the hosts that opened since a queue group found no room; None if any host may have.
 
-        With planned drains, excluded hosts differ from job to job, so all hosts count.
+        With planned drains, excluded hosts differ from job to job, so None is returned.
         """
         at = group.verdict.change
         if at < 0 or draft.state.windows:

@@ -68,9 +68,10 @@ class Choice(NamedTuple):
 
 
 class Preemption:
-    """Chooses victims in one fleet. `priority_of` is a job's effective priority, `runtime_ms` a protected run time.
+    """Chooses victims in one fleet. A job that has run for less than `runtime_ms` is no victim.
 
-    With `ageing`, a victim defends the effective priority with which it started; no job preempts by its age.
+    `priority_of` is a job's own priority, without age. With `ageing`, a victim defends the effective priority with
+    which it started; no job preempts by its age.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Preemption:
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.accepted_ms)
 
     def read(self, draft: Draft) -> dict[int, _Read] | None:
-        """Return what runs on each host by priority; None until every host was read once.
+        """Return by worker number what may be ended on each host; None until every host was read once.
 
         At most `read_max` changed hosts are read now; others are as of their last read.
         """
@@ -395,7 +396,7 @@ class _Search:
         return Victim(members, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:
-        """Return whether the victim's tenant keeps its guarantee, where that is required."""
+        """Return whether the tenant of a victim keeps its guarantee, if it has to, without it and those `beside`."""
         name = victim.job.tenant
         if not self._spares(name) or not (self.right.reclaims or victim.gpus):
             return True
