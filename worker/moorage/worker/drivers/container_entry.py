@@ -1,8 +1,8 @@
 """Give containers their secrets: a file in memory, read by a small program that then becomes the image's own program.
 
 The file is in a folder that only the agent's user can enter (memory_folder.py), and is mounted into one container. It
-is removed once the container has started, whose mount keeps the content, or once the start failed. The next agent removes files that
-an agent left.
+is removed once the container has started, whose mount keeps the content, or once the start failed. The next agent
+removes files that an agent left.
 """
 
 from __future__ import annotations
