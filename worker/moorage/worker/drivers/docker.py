@@ -307,7 +307,7 @@ class DockerDriver(Driver):
             await self._follow(member)
 
     async def _not_started(self, member: Member, refused: CannotStart) -> None:
-        """Remove what is left of a start that failed, and report it.
+        """Report a start that failed, and remove its container.
 
         If the supervisor may know the container, wait for the proof of its end first; else remove it in the background.
         """

@@ -311,7 +311,7 @@ class ProcessDriver(Driver):
             (self._limits.stop if on else self._limits.go_on)(name)
 
     async def _look_for_use(self) -> None:
-        """Until canceled, report frozen members with a call waiting, once for each time that they are frozen."""
+        """Report frozen members with a call waiting, once for each time that they are frozen, until canceled."""
         assert self._limits is not None
         while True:
             await asyncio.sleep(LOOK_FOR_USE_S)

@@ -314,7 +314,7 @@ class Limits:
             log.warning("the limiter: shared memory of an earlier agent cannot be used: %s", error)
 
     async def run(self) -> None:
-        """Until canceled, log each second which attempts had launches that an old heartbeat left unthrottled."""
+        """Log each second, until canceled, which attempts had launches that an old heartbeat left unthrottled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self._look()
