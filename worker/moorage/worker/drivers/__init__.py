@@ -1,7 +1,7 @@
 """List the built-in drivers: the ways in which a worker can run a job.
 
-Each driver is one file that implements `base.Driver`, and one line here. A driver of another package has its line in
-that package's own `pyproject.toml`: see `loading.GROUP`.
+Each driver is a class derived from `base.Driver`, and one line here. A driver of another package has its line in that
+package's own `pyproject.toml`: see `loading.GROUP`.
 """
 
 from __future__ import annotations

@@ -72,15 +72,15 @@ class Assignment(msgspec.Struct, frozen=True):
     `start` is the START frame of its gang. A single replica with `gpu.distributed` gets one as a gang of one; else it
     is None.
 
-    `mode` is exclusive, mps, time-slice or none.
+    `mode` is `exclusive`, `mps`, `time-slice`, or `none` for a job without GPUs.
 
     `ends_in_s` is the number of seconds until the job's deadline; None without a deadline.
 
     `config` is the job's `driver_config` for this driver, converted to `Driver.config`, or as the caller sent it if the
     driver declares no `config`.
 
-    If `has_folder` is set, the member has a folder of its own and starts in it, unless `run.cwd` is absolute. Requests
-    of older ledgers have no folder.
+    If `has_folder` is set, the member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd`
+    replaces it. Requests of older ledgers have no folder.
     """
 
     name: MemberName
@@ -106,7 +106,7 @@ class Assignment(msgspec.Struct, frozen=True):
     def checkpoint_in_s(self) -> float | None:
         """Return in how many seconds to tell the member to save its work; None if it need not be told.
 
-        That is `checkpoint_before_s` before its timeout or the job's deadline, whichever is first.
+        That is `checkpoint_before_s` before its timeout or the job's deadline, whichever is first; 0 if that is over.
         """
         run = self.run
         ends = [end for end in (run.timeout_s, self.ends_in_s) if end is not None]
@@ -142,8 +142,8 @@ class Assignment(msgspec.Struct, frozen=True):
 class Living(msgspec.Struct, frozen=True):
     """A member from before the agent's restart that the driver still knows.
 
-    `phase` is starting, running, ending, exited, stuck, or refused (this host could not start it). `frozen` is set for
-    a running member that is frozen.
+    `phase` is starting, running, ending, exited, stuck, or refused (this host could not start it). `code` and
+    `reason` are set if it is exited or refused. `frozen` is set for a running member that is frozen.
     """
 
     name: MemberName
@@ -221,6 +221,8 @@ class Driver:
     def read_config(self, request: Request) -> Any:
         """Return the request's `driver_config` for this driver, converted to `config` if the driver declares one.
 
+        If the request has none, return `config` with its defaults, or None if the driver declares no `config`.
+
         Raises Refused with invalid-argument for a key or value that `config` does not allow.
         """
         said = request.blocks.get(self.name)
@@ -253,8 +255,9 @@ class Driver:
         """
 
     def start(self, assignments: list[Assignment]) -> None:
-        """Begin to start these members and return at once; report `Started`, or `StartFailed` for members that never
-        ran.
+        """Begin to start these members and return at once.
+
+        Report `Started` for members that run, and `StartFailed` or `NotStarted` for members that never ran.
 
         An exception counts as `StartFailed` for all of them, even for members that do run. So report errors; do not
         raise.
@@ -271,8 +274,8 @@ class Driver:
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
         """Tell the member to save its work, and `notice_s` seconds later end it as `end` does.
 
-        This default, for drivers that cannot tell a member so, ends it now. The agent may call `end` meanwhile; that
-        call takes precedence.
+        This default, for drivers that cannot tell a member, ends it now. The agent may call `end` meanwhile; that call
+        takes precedence.
         """
         self.end(name, grace_s, why)
 
@@ -302,9 +305,9 @@ class Driver:
         raise NotImplementedError
 
     def wakes(self, name: MemberName) -> bool:
-        """Return whether a frozen member's first use of its devices is reported, as `ResumeDue`.
+        """Return whether this driver would report the member's first use of its devices, once frozen, as `ResumeDue`.
 
-        Only then is a member frozen that does not use its devices.
+        Only then does the worker freeze the member for not using its devices.
         """
         return False
 

@@ -1,4 +1,4 @@
-"""Make the engine's form of a member, by the operator's settings and the worker's policy."""
+"""Check a request for a container, and make the container's configuration, by settings and the worker's policy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _UNPUBLISHED: Final = ("none", "host")
 
 
 class Image(NamedTuple):
-    """The program of an image: its entry point, its command, its user."""
+    """The program of an image: its entry point, command, user and preloaded libraries; empty if it names none."""
 
     entry_point: Sequence[str] = ()
     command: Sequence[str] = ()
@@ -158,7 +158,7 @@ class ContainerSettings(ImageSettings, frozen=True):
 
 
 def check_image(request: Request) -> None:
-    """Raise Refused (`invalid-argument`) for a request that names no image."""
+    """Raise Refused (`invalid-argument`) for a request that names no image, or one that is not an image name."""
     image = request.image
     if not image:
         raise _wrong(
@@ -169,7 +169,7 @@ def check_image(request: Request) -> None:
 
 
 def check_request(request: Request, settings: ContainerSettings) -> None:
-    """Raise Refused for a request that can never run as a container here; with `invalid-argument` if nowhere."""
+    """Raise Refused for a request that can never run as a container here; `invalid-argument` if it can run nowhere."""
     check_image(request)
     run = request.workload
     if (gpu := request.gpu) is not None and gpu.effective_sharing == MPS:
@@ -212,7 +212,7 @@ def check_host_ipc(settings: ContainerSettings, *, has_limiter: bool) -> None:
 
 
 def check_network(tenant: str, request: Request, settings: ContainerSettings) -> None:
-    """Raise HostAtFault if the network of the tenant's containers here does not suit this request."""
+    """Raise HostAtFault if a gang, or a request that publishes ports, gets a network here on which it cannot."""
     network = network_of(tenant, request, settings)
     if is_gang(request) and network == "none":
         raise HostAtFault(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
@@ -276,7 +276,7 @@ def network_of(tenant: str, request: Request, settings: ContainerSettings) -> st
 
 
 def ports_of(tenant: str, settings: ContainerSettings) -> range:
-    """Return the ports of this host that a tenant's containers may publish."""
+    """Return the ports of this host that a tenant's containers may publish; an empty range for none."""
     ports = _for(tenant, settings.ports_for)
     return range_of(settings.ports if ports is None else ports)
 
@@ -311,11 +311,15 @@ def config_of(
     simulated: bool = False,
     mps: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return what the engine must create. Raises SharingUnavailable, and Refused for a device without a name.
+    """Return the configuration of a container, in the form of an engine's API.
 
-    `folder` is the attempt's own folder on this host, `variables` the file of its secrets (container_entry.py), and
-    `limit` the limiter's part of the container. `nodes` are the files of devices, from `Kit.nodes`. `mps` are the
-    variables of an MPS daemon that the worker runs; None without one for this container.
+    `info` is the engine's description of itself; `image` is needed with `variables` or `limit`. `folder` is the
+    attempt's own folder on this host, `variables` the file of its secrets (container_entry.py), and `limit` the
+    limiter's part of the container. `nodes` are the files of devices, from `Kit.nodes`. `mps` are the variables of an
+    MPS daemon that the worker runs for this container; None if it runs none.
+
+    Raises SharingUnavailable. Raises Refused for a device without a valid CDI name or a file in /dev, and for
+    `variables` if neither the job nor its image names a program.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
     network = network_of(tenant, request, settings)
@@ -413,7 +417,10 @@ def _bindings(assignment: Assignment, network: str, published: Published | None)
 
 
 def _user(wanted: str | None, settings: ContainerSettings) -> str:
-    """Return a user of the host as numbers; the name of a user of the image stays a name."""
+    """Return the user of a container: a user of the host as numbers, a name that the host does not know as it is.
+
+    `wanted` None is the user of the settings; "" is the image's own.
+    """
     if wanted is None:
         return "" if settings.user == "image" else settings.user
     try:
@@ -426,7 +433,7 @@ def _user(wanted: str | None, settings: ContainerSettings) -> str:
 def uid_of(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> int | None:
     """Return the uid of a tenant's container on the host, for an engine that does not map users.
 
-    Return None if only the image knows it.
+    Return None if only the image knows its user.
     """
     user = _user(policy.user_of(tenant) or request.workload.user, settings)
     ids = ids_of(user) if user else None
@@ -434,7 +441,10 @@ def uid_of(tenant: str, request: Request, settings: ContainerSettings, policy: P
 
 
 def ids_of(user: str) -> tuple[int, int] | None:
-    """Return uid and gid of a container's user; None for a name that only the image knows."""
+    """Return uid and gid of a container's user; None if the user is a name, which only the image knows.
+
+    The user "" is root. The gid is 0 if there is none, or if it is a name.
+    """
     uid, _, gid = user.partition(":")
     if user and not (uid.isdecimal() and int(uid) < _ID_MAX):
         return None
@@ -456,10 +466,11 @@ def devices_of(
     info: Mapping[str, Any],
     own: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return how these devices are requested, and the variables for them.
+    """Return the part of a container's configuration that requests these devices, and the variables for them.
 
     `own` are the files in /dev of each device alone, by uuid. NVIDIA devices are requested by CDI if the engine reports
-    CDI, else by NVIDIA's hook; all others by their nodes.
+    CDI, else by NVIDIA's hook; all others by their nodes. Raises Refused for an invalid CDI name, and for a device
+    without a node of its own.
     """
     asked: dict[str, Any] = {}
     variables: dict[str, str] = {}
@@ -503,7 +514,7 @@ def _cdi_name(device: Device) -> str:
 
 
 def _nodes(device: Device, own: Sequence[str], root: Path = Path("/")) -> list[str]:
-    """Return the files of a device of another vendor than NVIDIA."""
+    """Return the files in /dev of a device that is not NVIDIA's. Raises Refused if none of `own` exists."""
     found, warnings = device_nodes(device.vendor, own, root)
     if not any(node in found for node in own):
         why = f"no file in /dev is known to be that of {device.uuid}: {'; '.join(warnings)}"

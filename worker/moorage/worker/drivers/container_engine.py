@@ -165,7 +165,10 @@ class Engine:
                     raise
 
     async def read_file(self, container: str, path: str) -> bytes:
-        """Return the first bytes of a file of a container, started or not; b"" if it does not exist."""
+        """Return the first bytes, 1 MiB at most, of a file of a container, started or not.
+
+        Return b"" if it does not exist or is no regular file.
+        """
         url = self._url(f"containers/{container}/archive")
         with self._sorted():
             async with asyncio.timeout(ASK_S), self._docker.session.get(url, params={"path": path}) as response:
@@ -192,7 +195,7 @@ class Engine:
         return f"http://localhost{version}/{path}"
 
     async def remove(self, container: str) -> None:
-        """Remove a container, even if it runs; return when the engine has removed it."""
+        """Remove a container, even if it runs; return when the engine has removed it, or has no such container."""
         with self._sorted():
             async with asyncio.timeout(ASK_S):
                 try:
@@ -253,5 +256,5 @@ def _decoded(line: bytes) -> Mapping[str, Any]:
 
 
 def _message(text: str) -> str:
-    """Return the message in an engine's error."""
+    """Return the message in an engine's error, cut; the text itself if it has none."""
     return str(_decoded(text.encode()).get("message", text))[:_MESSAGE_CHARS_MAX]

@@ -1,8 +1,8 @@
 """Give containers their secrets: a file in memory, read by a small program that then becomes the image's own program.
 
 The file is in a folder that only the agent's user can enter (memory_folder.py), and is mounted into one container. It
-is removed as soon as the container has started, because the mount keeps its content. The next agent removes files that
-an agent left.
+is removed once the container has started, whose mount keeps the content, or once the start failed. The next agent
+removes files that an agent left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NoEntry(Exception):
 
 
 class Entries:
-    """The files of secrets of one driver, `owner`. `mark` is the state folder's."""
+    """The files of secrets of one driver: `owner` is its name from `owner_of`, `mark` that of its state folder."""
 
     def __init__(self, owner: str, mark: str) -> None:
         self.folder: Final = MemoryFolder(f"moorage-secrets-{member_digest(f'{mark}|{owner}')}")
@@ -72,7 +72,7 @@ class Entries:
 
 
 def mounts_of(variables: Path) -> list[dict[str, Any]]:
-    """Return the mounts of a container that gets these variables."""
+    """Return the mounts, in the form of an engine's API, of a container that gets the variables in this file."""
     return [
         {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
         for source, target in ((PROGRAM, PROGRAM_AT), (variables, VARIABLES_AT))
@@ -80,5 +80,5 @@ def mounts_of(variables: Path) -> list[dict[str, Any]]:
 
 
 def words_of(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return entry point and command of a container that must become the program of this command line."""
+    """Return the entry point and command of a container that gets secrets and then becomes this command line."""
     return {"Entrypoint": [PROGRAM_AT, VARIABLES_AT], "Cmd": list(words)}

@@ -30,7 +30,10 @@ class Follower:
         self.live = LiveOutput(publishes)
 
     async def follow(self, member: Member) -> tuple[ChildEnded, int, str]:
-        """Store its output until it is over and removed. Return the supervisor's proof, the code and the reason."""
+        """Store and publish a container's output until it is over, then remove the container.
+
+        Return the supervisor's proof of the end, and the code and the reason to report.
+        """
         name, key = member.name, self._host.key(member.name)
         output = ContainerOutput(self._host.link.state, key, self._cap_bytes)
         loop = asyncio.get_running_loop()
@@ -58,7 +61,7 @@ class Follower:
         return ended, *_verdict(ended, state)
 
     async def _outcome(self, member: Member) -> dict[str, Any] | None:
-        """Return its last state once it is over; None if the engine has removed it."""
+        """Return the container's last state once it is over; None if the engine does not have it."""
         while member.container:
             with contextlib.suppress(EngineDown, EngineError):
                 await self._host.engine.wait(member.container)
@@ -69,7 +72,7 @@ class Follower:
         return None
 
     async def _read(self, member: Member, output: ContainerOutput) -> None:
-        """Store its output to the end; when the engine comes back, go on from the last position."""
+        """Store the container's output to the end; when the engine comes back, go on from the last position."""
         while member.container:
             try:
                 await self._read_on(member, output, follow=True)
@@ -87,7 +90,7 @@ class Follower:
 
 
 def _verdict(ended: ChildEnded, state: dict[str, Any] | None) -> tuple[int, str]:
-    """Return (code, reason) for the report `exited`."""
+    """Return the code and the reason to report for a container with this proof and this last state."""
     reason = ended.reason
     if reason == "end" and ended.why == SHUTS_DOWN:
         why = WORKER_STOPPED

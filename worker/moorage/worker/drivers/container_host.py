@@ -49,7 +49,7 @@ class ContainerHost:
 
     @property
     def mark(self) -> str:
-        """The mark of the state folder, and so of this deployment's containers. It exists once the supervisor does."""
+        """The mark of the state folder, and so of its containers. Raises OSError before a supervisor has made it."""
         self._mark = self._mark or (self.link.state / MARK_NAME).read_text()
         return self._mark
 

@@ -127,7 +127,10 @@ class ContainerOutput:
 
     @property
     def since(self) -> str:
-        """Return from when on to read the log, in seconds of the epoch: nothing is left out, but pieces come again."""
+        """Return the time, in seconds of the epoch, from which to read the log now; "0" is from its beginning.
+
+        Nothing is left out, but pieces come again. Both streams then expect that, so read this once for each reading.
+        """
         self._out.again()
         self._err.again()
         last = max(self._out.mark, self._err.mark, key=lambda mark: mark.stamp).low
@@ -159,7 +162,10 @@ class ContainerOutput:
         self._err.cut()
 
     def mark(self) -> None:
-        """Save the position. Done once after several pieces, because a lost position only means to read them again."""
+        """Save the position; an error is ignored.
+
+        Do it once after several pieces, because a lost position only means to read them again.
+        """
         text = msgspec.json.encode((self._out.mark, self._err.mark)).ljust(_READ_BYTES)
         with contextlib.suppress(OSError):
             if self._marked < 0:
@@ -191,7 +197,7 @@ class LiveOutput:
         self._flush: asyncio.TimerHandle | None = None
 
     async def keep(self, name: MemberName, output: ContainerOutput, pieces: AsyncIterator[Piece]) -> None:
-        """Store and publish all of these pieces of a member's output."""
+        """Store all of these pieces of a member's output, and publish them if the worker publishes output."""
         count = 0
         async for piece in pieces:
             event = output.add(piece)
@@ -217,7 +223,7 @@ class LiveOutput:
             self.publish(name, payload)
 
     def end(self, name: MemberName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
-        """Publish that both streams of a member are over, and close its files."""
+        """Publish that both streams of a member are over, and close its files, with a notice if they are incomplete."""
         self.tell()  # the collected pieces first: the ends of the streams come last
         out, err = output.sizes
         self._frames.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
@@ -229,7 +235,7 @@ class LiveOutput:
 
 
 async def read_out(reading: asyncio.Task[Any], output: ContainerOutput, quiet_s: float) -> None:
-    """Wait for the rest of an output as long as a piece arrives within each `quiet_s`, new or not."""
+    """Wait until `reading` is done, no piece, new or not, has come for `quiet_s`, or `REST_S_MAX` is over."""
     seen = -1
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(REST_S_MAX):
@@ -244,7 +250,7 @@ def mark_path(state: Path, key: str) -> Path:
 
 
 def clear_marks(state: Path, owner: str, keys: Collection[str]) -> None:
-    """Remove this owner's positions of all other members; other drivers and workers have theirs in the same folder."""
+    """Remove this owner's positions except those of these keys; other owners have theirs in the same folder."""
     kept, prefix = {mark_path(state, key).name for key in keys}, _mark_prefix(owner)
     with contextlib.suppress(OSError):
         for path in (state / FOLDER).iterdir():

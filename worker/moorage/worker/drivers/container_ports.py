@@ -26,8 +26,9 @@ VARIABLE: Final = "MOORAGE_PORT_"
 
 
 class Published(msgspec.Struct, frozen=True):
-    """Where a container is reached: the host's port for each of its own ports, on an address that other hosts can
-    reach.
+    """Where a container is reached: `ports` has the host's port for each of the container's own ports.
+
+    `address` is for other hosts; `bind` is the same host's IPv4 address for the engine.
     """
 
     address: str
@@ -54,14 +55,17 @@ class Ports:
         self._address = address
 
     def begin(self, known: Iterable[str]) -> None:
-        """Forget the ports of all members but these keys."""
+        """Release the ports of all members of this driver except those with these keys."""
         paths = {self._path(key) for key in known}
         for path in self._folder.glob(f"{self._prefix}*"):
             if path not in paths:
                 path.unlink(missing_ok=True)
 
     def take(self, key: str, wanted: Sequence[int], allowed: range) -> Published:
-        """Return a free port of the range for each wanted port, kept until `give_back`. Raises HostAtFault."""
+        """Return a free port of the range for each wanted port, kept until `give_back`.
+
+        Raises HostAtFault, also if too few ports are free; then none is kept.
+        """
         address = self._address or own_address()
         bind = address if is_ipv4(address) else own_address()  # engines accept no host name
         try:
@@ -100,7 +104,7 @@ def _read(path: Path) -> Published | None:
 
 
 def ports_wanted(request: Request) -> tuple[int, ...]:
-    """Return the container's own ports that a request wants to publish."""
+    """Return the container's own ports that a request wants to publish; empty for none."""
     block = request.blocks.get(request.workload.driver)
     ports = block.get("ports") if isinstance(block, dict) else None
     return tuple(ports) if isinstance(ports, list) else ()

@@ -19,7 +19,7 @@ class PullProgress:
         self._shown = 0
 
     def add(self, told: Mapping[str, Any]) -> None:
-        """Take one message of the engine: bytes present and bytes in all, by layer."""
+        """Take one message of the engine; those that say nothing of a layer's bytes are ignored."""
         layer, status = str(told.get("id", "")), told.get("status")
         detail = told.get("progressDetail")
         if status == "Downloading" and isinstance(detail, dict):

@@ -26,13 +26,17 @@ class Removal:
         self.later: set[asyncio.Task[None]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this in the background."""
+        """Begin to run `work` in the background; `later` has it until it is done."""
         task = asyncio.get_running_loop().create_task(work)
         self.later.add(task)
         task.add_done_callback(self.later.discard)
 
     async def remove(self, member: Member) -> None:
-        """Remove a container. Retry until that succeeds or no process of it is left; then inform the supervisor."""
+        """Remove a member's container, if it has one, and inform the supervisor. Retry until that succeeds.
+
+        Once no process of the container is left, return even if it is not removed: the removal goes on in the
+        background, and the supervisor is not informed.
+        """
         delay_s = RETRY_S
         while member.container:
             try:
@@ -53,7 +57,7 @@ class Removal:
         self._host.link.removed(self._host.key(member.name))
 
     async def remove_unknown(self, name: MemberName) -> None:
-        """Remove a container that the engine may have created although its answer did not arrive."""
+        """Remove, after `ENGINE_S` seconds, a container that an engine may have created although it did not answer."""
         while True:
             await asyncio.sleep(ENGINE_S)
             with contextlib.suppress(EngineDown, EngineError):

@@ -65,7 +65,7 @@ log = logging.getLogger("moorage.worker")
 class Starter:
     """Starts the containers of one driver; see the module's docstring.
 
-    Its methods raise CannotStart and engine errors.
+    Its methods raise CannotStart, EngineDown and EngineError, except `ask_info`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Starter:
         return self._info
 
     async def start(self, member: Member, assignment: Assignment) -> None:
-        """Start a container.
+        """Start a container, and return once it runs.
 
         Once `member.is_told` is set, the supervisor may know it, and then the supervisor proves its end.
         """
@@ -149,7 +149,10 @@ class Starter:
                 self.entries.remove(self._host.key(name))
 
     def _check(self, assignment: Assignment) -> dict[str, str]:
-        """Return the secrets by their variables. Raises CannotStart if the tenant may not run this container."""
+        """Return the values of the secrets by their variables.
+
+        Raises CannotStart if the tenant may not run this container here, or a secret cannot be read.
+        """
         tenant, run = assignment.name[0], assignment.run
         try:
             check_container_policy(tenant, assignment.request, self._own, self._policy)
@@ -162,7 +165,7 @@ class Starter:
             raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
 
     async def _image(self, member: Member, name: str) -> Image:
-        """Make sure that the image is here, as the setting `pull` says."""
+        """Return the image, pulled first if the setting `pull` says so. Raises CannotStart if it cannot be had."""
         pull = self._own.pull
         if pull != "always" and (found := await self._host.engine.image(name)) is not None:
             return Image.of(found)
@@ -196,8 +199,9 @@ class Starter:
             raise pull_fault(name, error) from None
 
     async def _join_daemon(self, assignment: Assignment) -> dict[str, str] | None:
-        """Prepare an MPS daemon if the container must be its client; return the variables of a daemon that the worker
-        runs.
+        """Return the variables of the worker's MPS daemon, once it is ready for this container.
+
+        Return None if the container is no client of MPS, or the worker runs no daemon. Raises CannotStart.
         """
         if assignment.mode != MPS or self._simulated:
             return None
@@ -219,7 +223,7 @@ class Starter:
             raise CannotStart(None, without_prefix(error)) from None
 
     async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
-        """Give the segment to the container's user. Raises CannotStart for an image that cannot load the library."""
+        """Give the segment to the container's user. Raises CannotStart, also if the image cannot load the library."""
         engine = self._host.engine
         if await engine.read_file(member.container, MUSL) and not await engine.read_file(member.container, GLIBC):
             why = "limiter: the image's C library is musl, and a job with a share needs glibc here"
@@ -243,7 +247,10 @@ class Starter:
         limit: ContainerLimit | None,
         mps: dict[str, str] | None,
     ) -> dict[str, Any]:
-        """Return what the engine must create."""
+        """Return the configuration of the container, in the form of the engine's API. Raises CannotStart.
+
+        Make the folder and the file of secrets, and take the ports, that it names.
+        """
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
         if info is None:
             raise CannotStart(None, "the container engine does not answer")
@@ -293,7 +300,10 @@ class Starter:
             raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
 
     async def _tell(self, member: Member, assignment: Assignment) -> None:
-        """Inform the supervisor of a created container."""
+        """Inform the supervisor of a created container.
+
+        Raises CannotStart; `member.is_told` then says whether the supervisor may know the container all the same.
+        """
         run = assignment.run
         start = StartMember(
             key=self._host.key(member.name),
@@ -315,7 +325,10 @@ class Starter:
 
 
 def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None) -> tuple[str, str] | None:
-    """Return user and password for the image's registry, if the operator named a secret for it. Raises CannotStart."""
+    """Return user and password for the image's registry; None if the operator named no secret for it.
+
+    Raises CannotStart if the secret cannot be read.
+    """
     secret = settings.registry_secrets.get(registry_of(image))
     if secret is None:
         return None

@@ -17,10 +17,11 @@ NVIDIA: Final = KINDS["nvidia"]
 
 
 class NextGpu:
-    """The devices of one kind in turn. It does not know which are in use: a device in use may come again.
+    """Hands out the devices of one kind in a cycle. A device may come again while it is still in use.
 
-    `names` are qualified CDI names, such as `nvidia.com/gpu=0`; names of other kinds are ignored. `wsl2` means that
-    this host can have only the device `all`, which counts as one.
+    `names` are qualified CDI names, such as `nvidia.com/gpu=0`; names of other kinds are ignored. If some devices have
+    numbers, only those are handed out, else those with other names. With `wsl2`, a host that has only the device `all`
+    hands out that as one device; otherwise `all` is ignored.
     """
 
     def __init__(self, names: Iterable[str] = (), *, wsl2: bool = False, kind: str = NVIDIA) -> None:
@@ -31,7 +32,7 @@ class NextGpu:
         self.refresh(names)
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Replace the devices by those that exist now. The position stays, so another device may be next."""
+        """Replace the devices by those that exist now. The position stays, so it may be at another device."""
         own = {name.strip() for name in names}
         found = sorted(name.removeprefix(self._prefix) for name in own if name.startswith(self._prefix))
         numbers = sorted((name for name in found if name.isascii() and name.isdecimal()), key=int)
@@ -40,7 +41,10 @@ class NextGpu:
         self._names = [self._prefix + name for name in numbers or named or everything]
 
     def peek(self, count: int) -> list[str]:
-        """Return what `next` would, and take nothing. Raises Refused, failed-precondition, if there are too few."""
+        """Return what `next` would return, without advancing the position.
+
+        Raises Refused with failed-precondition if `count` is below 1, or there are fewer devices.
+        """
         if not 1 <= count <= len(self._names):
             raise refuse(
                 "failed-precondition",
@@ -52,12 +56,12 @@ class NextGpu:
         return [self._names[(self._at + step) % len(self._names)] for step in range(count)]
 
     def next(self, count: int) -> list[str]:
-        """Return the next devices, each once, and advance the turn. Raises Refused as `peek` does."""
+        """Return the next `count` devices, each once, and advance the position. Raises Refused as `peek` does."""
         found = self.peek(count)
         self._at = (self._at + count) % len(self._names)
         return found
 
 
 def kubernetes_limits(gpu: GpuSpec, resource: str = NVIDIA) -> dict[str, str]:
-    """Return the limits of a container in a cluster that chooses the devices: a count, as text."""
+    """Return the resource limits of a container in a cluster that chooses the devices: their count, as text."""
     return {resource: str(gpu.count)}

@@ -307,7 +307,10 @@ class DockerDriver(Driver):
             await self._follow(member)
 
     async def _not_started(self, member: Member, refused: CannotStart) -> None:
-        """Report a start that failed, once nothing of it is left in the engine."""
+        """Report a start that failed, and remove its container.
+
+        If the supervisor may know the container, wait for the proof of its end first; else remove it in the background.
+        """
         name, code, why, reason = member.name, refused.code, f"{START_FAILED}: {refused}", "exit"
         if member.is_told:
             await self._removal.remove(member)
@@ -326,7 +329,7 @@ class DockerDriver(Driver):
             self._over(member, StartFailed([(name, code, why)]))
 
     async def _adopt(self, member: Member) -> None:
-        """Take over a container of an earlier agent; remove it if it was created but never started."""
+        """Follow a container of an earlier agent to its end; remove it if it was created but never started."""
         while True:
             try:
                 member.container = await self._host.container_of(member.name)
@@ -354,7 +357,7 @@ class DockerDriver(Driver):
         self._over(member, Ended([(name, code, why)]))
 
     def _over(self, member: Member, report: Ended | NotStarted | StartFailed) -> None:
-        """Report the end of a member of which only its folder is left."""
+        """Report the end of a member of which only its folder is left, and release its ports, folder and limit."""
         self._host.members.pop(member.name, None)
         self._notes.over(member.name)
         self._ports.give_back(self._host.key(member.name))

@@ -99,7 +99,7 @@ class _Full(MoorageError):
 
 
 class _Running:
-    """One run of a function: its context, its work, and the request to stop it."""
+    """The state of one run of a function: its context, its work, and why it was asked to stop."""
 
     context: HandlerContext
     work: asyncio.Future[object]
@@ -121,9 +121,9 @@ class _Running:
 
 
 class HandlerDriver(Driver):
-    """The driver of handlers, given by name.
+    """The driver of handlers; `handlers` has each function by its name.
 
-    `on_overdue` is called in the event loop for a function that does not stop.
+    `on_overdue` is called in the event loop for a function that still runs after its grace.
 
     Without `threads` a plain function is called in the event loop, where it cannot be asked to stop: for virtual time.
     `level` returns the ledger's feature level: from `RESULT_LEVEL` on, small results are stored together, and the end
@@ -166,11 +166,14 @@ class HandlerDriver(Driver):
         self._closed = False
 
     def running(self) -> list[HandlerContext]:
-        """The runs whose function has not returned, or whose result is being stored."""
+        """Return the contexts of the runs whose function has not returned, or whose result is being stored."""
         return [running.context for running in self._running.values()]
 
     async def close(self) -> None:
-        """Ask all functions to stop and wait a moment. A thread that runs on cannot delay the end of the process."""
+        """Ask all functions to stop, and wait `CLOSE_S_MAX` seconds at most for them and for results being stored.
+
+        A thread that runs on cannot delay the end of the process.
+        """
         self._closed = True
         works: list[asyncio.Future[Any]] = [*self._tasks]
         for running in self._running.values():
@@ -305,7 +308,7 @@ class HandlerDriver(Driver):
     def _ask_to_stop(self, running: _Running, grace_s: float, reason: str, why: str) -> None:
         """Ask a function to stop; a second call can only shorten its grace.
 
-        A coroutine is cancelled once, to let it clean up.
+        A coroutine is canceled once, so that it can clean up. Do nothing if the function has returned or is overdue.
         """
         if running.overdue or running.storing or running.work.done():
             return
@@ -359,7 +362,7 @@ class HandlerDriver(Driver):
             self._keep(running, value)
 
     def _keep(self, running: _Running, value: object) -> None:
-        """Begin to store a result.
+        """Begin to store a result. If it cannot be encoded, report the run as failed.
 
         The lines of small results are collected while earlier lines are stored, and with results of the same turn.
         """
@@ -380,7 +383,7 @@ class HandlerDriver(Driver):
             self._spawn(self._store_small(context.tenant))
 
     async def _store_small(self, tenant: str) -> None:
-        """Store the waiting lines, one message after the other."""
+        """Store a tenant's waiting lines, several in a message, one message after the other, until none waits."""
         while waiting := self._small[tenant]:
             size = count = 0
             while count < len(waiting) and (not count or size + len(waiting[count][1]) < CHUNK_BYTES):
@@ -393,10 +396,10 @@ class HandlerDriver(Driver):
     async def _store_all(
         self, kept: list[tuple[_Running, bytes]], storing: Coroutine[Any, Any, int], reason: str = ""
     ) -> None:
-        """Report the end of these runs, with their lines on their log subjects, once `storing` has returned the
-        sequence.
+        """Await `storing`; then publish the runs' lines on their log subjects, and report the runs' end with code 0.
 
-        The report names the sequence, unless `reason` replaces it.
+        The report names the sequence that `storing` has returned, unless `reason` replaces it. If `storing` fails, or
+        takes longer than `STORE_S_MAX`, report the runs as failed.
         """
         try:
             async with asyncio.timeout_at(kept[0][0].store_by_s):  # the first result has waited longest
@@ -429,7 +432,7 @@ class HandlerDriver(Driver):
         self.report(Ended([(running.context.name, code, carried(reason[:DETAIL_CHARS_MAX]))]))
 
     def _close_run(self, running: _Running, last: str = "") -> None:
-        """End the streams, standard output with its last line."""
+        """Cancel the run's timers, end its streams, standard output with the line `last`, and forget the run."""
         self._cancel_timers(running)
         self._say(running, "out", last, end=True)
         self._say(running, "err", "", end=True)
@@ -444,12 +447,15 @@ class HandlerDriver(Driver):
     # -- what is published
 
     def _say_to_all(self, tenant: str, lines: list[bytes]) -> None:
-        """Send results to all waiting clients of a tenant: one message per turn, without a subscription per job."""
+        """Publish lines of results in one message to all waiting clients of a tenant. Do nothing without lines.
+
+        So a client needs no subscription for each job.
+        """
         if lines:
             self.publish((tenant, ALL_JOBS, 0, 0, 0), together(lines))
 
     def _say_progress(self, running: _Running) -> None:
-        """Publish the newest progress, then wait before the next."""
+        """Publish the newest progress, if there is any, and call this again 1 / `PROGRESS_PER_S_MAX` seconds later."""
         if running.context.name not in self._running or self._closed:
             return
         if running.newest_progress is None:

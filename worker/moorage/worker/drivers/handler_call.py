@@ -1,4 +1,4 @@
-"""Call a handler: as a task, in a thread of its own, or directly. An exception of the handler is its result."""
+"""Call a handler: as a task, in a thread of its own, or directly. An exception of the handler becomes the future's."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerConte
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """Stands for a result if the function asked the whole process to exit."""
+    """The result of a coroutine that asked the whole process to exit."""
 
     error: SystemExit
 
 
 async def contained(work: Awaitable[object]) -> object:
-    """Await a handler's work, but catch SystemExit: it would end the event loop, and so the whole service.
+    """Await a handler's work and return its result; on SystemExit, return `Exited`.
 
-    argparse raises it, for example, for a job's bad arguments.
+    SystemExit would end the event loop, and so the whole service. argparse raises it, for example, for a job's bad
+    arguments.
     """
     try:
         return await work
@@ -33,7 +34,7 @@ async def contained(work: Awaitable[object]) -> object:
 
 
 def words_of(error: BaseException) -> str:
-    """Return an error in about one line; some errors raise when they are turned into text."""
+    """Return an error's type and text. Never raises, although some errors raise when they are turned into text."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as broken:
@@ -41,10 +42,10 @@ def words_of(error: BaseException) -> str:
 
 
 def in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
-    """Call a plain function in a thread of its own.
+    """Call a plain function in a thread of its own; return the future of its result.
 
-    The threads of a pool could all be blocked by functions that hang, and asyncio waits for its pool's threads at the
-    end of the process.
+    If no thread can be started, the future has a RuntimeError. There is no pool of threads: functions that hang could
+    block all of them, and asyncio waits for its pool's threads at the end of the process.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()

@@ -26,9 +26,9 @@ class Kit(NamedTuple):
 
     `own` are the settings that the driver declares. `supervisor` is the link to the process that starts, watches and
     fences members outside the agent. `files` fetches the files that jobs bring along. `nodes` maps a device's uuid to
-    the files in /dev that belong to this device alone. `hands` hands devices on to VMs; None where that is not
-    possible, for example for simulated devices. `mps` runs the MPS daemons, if the worker runs them. `freezer` freezes
-    processes, if the GPUs' driver can do that.
+    the files in /dev that belong to this device alone. `hands` hands devices on to VMs; None if that is not
+    possible, for example for simulated devices. `mps` runs the MPS daemons; None if the worker does not run them.
+    `freezer` freezes processes; None if the worker cannot do that.
     """
 
     worker: str
@@ -45,7 +45,7 @@ class Kit(NamedTuple):
     freezer: Freezer | None = None
 
     def limits(self, driver: str) -> Limits | None:
-        """Return the limits that the limiter enforces inside this driver's jobs, or None without the limiter.
+        """Return the limiter for this driver's jobs; None without the setting `limiter`, or in a simulated worker.
 
         Raises Refused if the settings ask for the limiter and this host cannot have it.
         """

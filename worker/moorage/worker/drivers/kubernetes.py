@@ -97,7 +97,7 @@ class KubernetesDriver(Driver):
 
     @classmethod
     async def open_inventory(cls, worker: str, settings: WorkerSettings, own: Any) -> Inventory:
-        """Return the units of the node's resource. Raises Refused."""
+        """Return an inventory with a device for each unit of the node's resource. Raises Refused."""
         cluster = own.connect()
         try:
             node = await _node(cluster, own)
@@ -239,7 +239,7 @@ class KubernetesDriver(Driver):
             await self._remove(member)
 
     def _made(self, assignment: Assignment) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the pod and the Secret of a member. Raises CannotStart."""
+        """Return the pod of a member, and its Secret, None if it has no secrets. Raises CannotStart."""
         kit, own, run, tenant = self._kit, self._own, assignment.run, assignment.name[0]
         try:
             check_policy(tenant, assignment.request, own, kit.policy)
@@ -295,7 +295,10 @@ class KubernetesDriver(Driver):
             self._run(member, self._own_secret(name, made["metadata"]["uid"]))
 
     async def _put(self, kind: str, made: dict[str, Any]) -> dict[str, Any]:
-        """Create an object, or return the one that an earlier try has created."""
+        """Create an object and return it, or return the one that an earlier try has created.
+
+        Raises ClusterDown, and ClusterError with `CONFLICT` if another object has its name.
+        """
         try:
             return await self._cluster.create(kind, made)
         except ClusterError as error:
@@ -362,7 +365,10 @@ class KubernetesDriver(Driver):
                 await asyncio.sleep(RETRY_S)
 
     async def _look_for(self, member: _Member) -> None:
-        """Ask for the pod by name: a list from before its creation lacks it, so a missing entry proves nothing."""
+        """Ask for the pod by name, and report the member as stuck if it is gone.
+
+        A list from before the pod's creation lacks it, so a missing entry proves nothing.
+        """
         while not member.over.is_set():
             with contextlib.suppress(ClusterDown, ClusterError):
                 if await self._cluster.get("pods", pod_name(self._owner, member.name)) is None:
@@ -447,7 +453,10 @@ class KubernetesDriver(Driver):
     # -- inside: ending a member, and clearing up after it
 
     async def _remove(self, member: _Member) -> None:
-        """Ask the cluster to end a pod. The watch shows the end; the cluster's answer does not."""
+        """Ask the cluster to end a pod. The watch shows the end; the cluster's answer does not.
+
+        If the end is not seen `STUCK_S` seconds after the grace, the member is reported as stuck.
+        """
         name = pod_name(self._owner, member.name)
         grace_s, why = member.asked or (1.0, "lost")
         self._at(member, grace_s_of(grace_s) + STUCK_S, self._in_doubt)
@@ -490,7 +499,7 @@ class KubernetesDriver(Driver):
             await self._cluster.delete("secrets", name)
 
     async def _drop_secrets(self) -> None:
-        """Remove the Secrets that an earlier agent left without a pod."""
+        """Remove the Secrets that belong to no member here: an earlier agent left them."""
         try:
             secrets, _ = await self._cluster.list("secrets", self._selector)
             for secret in secrets:
@@ -521,9 +530,9 @@ class KubernetesDriver(Driver):
     # -- inside: tasks
 
     def _run(self, member: _Member, way: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a step of a member.
+        """Run a step of a member in a task.
 
-        A defect of moorage leaves its devices quarantined and does not affect other members.
+        An exception is logged, and reported as `Stuck`: the member's devices stay quarantined, others run on.
         """
 
         async def run() -> None:
@@ -555,7 +564,7 @@ class KubernetesDriver(Driver):
 
 
 async def _node(cluster: Cluster, own: KubernetesSettings) -> dict[str, Any]:
-    """Return the worker's node. Raises Refused."""
+    """Return the worker's node. Raises Refused if the settings name none, or the cluster does not return it."""
     if not own.node:
         raise refuse(
             "failed-precondition",

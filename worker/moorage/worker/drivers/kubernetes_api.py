@@ -103,7 +103,7 @@ class Cluster:
         return list((await self._ask("GET", "/api/v1/pods", params)).get("items") or ())
 
     async def list(self, kind: str, label: str) -> tuple[list[dict[str, Any]], str]:
-        """Return the objects with this label, and the version of the list, from which `watch` goes on."""
+        """Return the objects with this label, `NAME=VALUE`, and the version of the list, from which `watch` goes on."""
         found = await self._ask("GET", self._path(kind), {"labelSelector": label})
         return list(found.get("items") or ()), str(found["metadata"]["resourceVersion"])
 
@@ -124,7 +124,11 @@ class Cluster:
         return None
 
     async def delete(self, kind: str, name: str, grace_s: int | None = None) -> None:
-        """Delete an object; do nothing if it does not exist or is being deleted."""
+        """Begin to delete an object; do nothing if it does not exist.
+
+        `grace_s` is how long a pod's containers may take to end; None: what the pod says. For a pod that is being
+        deleted, only a shorter one has an effect.
+        """
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s

@@ -29,7 +29,7 @@ log = logging.getLogger("moorage.worker")
 
 
 def devices_of(node: Mapping[str, Any], resource: str) -> list[Device]:
-    """Return a device for each unit of the resource that a node has, offered now or not."""
+    """Return a device for each unit of the resource that a node has, offered now or not, up to `DEVICES_MAX`."""
     labels = node["metadata"].get("labels") or {}
     vendor = next((name for begin, name in _VENDORS if resource.startswith(begin)), resource.partition(".")[0])
     name = next((labels[key] for key in _PRODUCT if key in labels), resource)
@@ -47,7 +47,7 @@ def devices_of(node: Mapping[str, Any], resource: str) -> list[Device]:
 
 
 def units(counts: Mapping[str, Any], resource: str) -> int:
-    """Return the number of units of a resource in a map of quantities; a device is always a whole number."""
+    """Return the number of units of a resource in a map of quantities; 0 if it is missing or no whole number."""
     text = str(counts.get(resource, "0"))
     return int(text) if text.isdecimal() else 0
 
@@ -116,7 +116,10 @@ class ClusterInventory:
         return ()
 
     async def sample(self) -> list[SlotReading]:
-        """Return the readings; if the API server does not answer, the last ones."""
+        """Return the readings, which are read again if the API server was last asked `LOOK_S` seconds ago.
+
+        If it does not answer, return the last ones.
+        """
         now_s = asyncio.get_running_loop().time()
         if self._devices and now_s >= self._asked_s + LOOK_S:
             self._asked_s = now_s

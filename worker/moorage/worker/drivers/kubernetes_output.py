@@ -45,7 +45,7 @@ class PodOutputs:
         self._sweeps: asyncio.Task[None] | None = None
 
     async def open(self, names: Collection[MemberName]) -> None:
-        """Start to keep output within its limits; `names` are the living members. Raises OSError."""
+        """Begin to keep the output in the folder within its limits; `names` are the living members. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = [key_of(self._owner, name) for name in names]
         clear_marks(self._folder, self._owner, keys)
@@ -63,7 +63,10 @@ class PodOutputs:
         return await self.keeper.page(key_of(self._owner, name), ask, is_over, worker)
 
     async def follow(self, name: MemberName, pod: str, over: asyncio.Event) -> None:
-        """Store the output of a pod whose container has started, until it is `over` and all is read."""
+        """Store and publish the output of a pod whose container has started, until it is `over` and all is read.
+
+        After `over`, the rest is read while more arrives within each `QUIET_S` seconds. Then the streams are ended.
+        """
         key = key_of(self._owner, name)
         self.keeper.started(key)
         output = ContainerOutput(self._folder, key, self._cap_bytes)

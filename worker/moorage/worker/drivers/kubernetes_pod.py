@@ -98,7 +98,7 @@ def check_request(request: Request) -> None:
 
 
 def secret_of(owner: str, name: MemberName, resolved: Mapping[str, str]) -> dict[str, Any]:
-    """Return the Secret of a member's pod, with the values of these variables."""
+    """Return the Secret of a member's pod, with these variables' values, resolved already."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -217,8 +217,8 @@ def grace_s_of(grace_s: float) -> int:
 def active_deadline_s(assignment: Assignment, start_within_s: float) -> int | None:
     """Return after how many seconds the kubelet ends the pod, counted from when it takes the pod; None for never.
 
-    It is the rest of time-out and deadline. The time-out begins with the container, which may take
-    `start_within_s`: once the container runs, the driver sets the exact end (`exact_deadline_s`).
+    The pod ends at its time-out or its deadline, whichever is first. The time-out begins with the container, which may
+    take `start_within_s`: once the container runs, the driver sets the exact end (`exact_deadline_s`).
     """
     timeout_s = assignment.run.timeout_s
     ends = [] if timeout_s is None else [timeout_s + start_within_s]
@@ -230,7 +230,7 @@ def active_deadline_s(assignment: Assignment, start_within_s: float) -> int | No
 def exact_deadline_s(pod: Mapping[str, Any], waited_s: float) -> int | None:
     """Return the new `activeDeadlineSeconds` of a pod whose container began `waited_s` after the kubelet took the pod.
 
-    Return None if it need not change. It may only become less.
+    Return None if it need not change. A cluster only lets it become less.
     """
     timeout = pod["metadata"].get("annotations", {}).get(TIMEOUT)
     before = pod["spec"].get("activeDeadlineSeconds")

@@ -38,5 +38,5 @@ class KubernetesSettings(ImageSettings, frozen=True):
     runtime_class: Annotated[str, setting("RuntimeClass of the pods, such as nvidia; the cluster's default.")] = ""
 
     def connect(self) -> Cluster:
-        """Return the cluster. Raises Refused."""
+        """Return a client of the cluster, which has asked nothing yet. Raises Refused as `Cluster` does."""
         return Cluster(self.kubeconfig, self.context, self.namespace)

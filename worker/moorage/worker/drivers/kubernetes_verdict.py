@@ -26,9 +26,10 @@ _TEXT_CHARS_MAX: Final = 300
 class Seen(NamedTuple):
     """The state of a member by its pod's status.
 
-    `ended`: its container has run and is over, with `code`. In all other states it has not run: `refused` is the node's
-    fault, `failed` the job's, with `code`. `is_over` is false for a pod that will not start and must still be removed.
-    `began` is set if its container is known to have begun.
+    `waiting`: its container has not begun, for the reason `why`. `ended`: its container has run and is over, with
+    `code`, or the pod's time ran out before the container began. `refused` and `failed`: its container has not run, by
+    a fault of the node, or of the job, with `code`. A `failed` pod without `is_over` must still be removed. `began` is
+    set if its container is known to have begun.
     """
 
     kind: Literal["waiting", "running", "ended", "refused", "failed"]
@@ -90,7 +91,7 @@ def asked_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def waited_s(pod: Mapping[str, Any]) -> float:
-    """Return how long the kubelet had the pod before its container began; 0 if unknown."""
+    """Return how many seconds the kubelet had the pod before its running container began; 0 if unknown."""
     status = pod.get("status", {})
     container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
     began = ((container.get("state") or {}).get("running") or {}).get("startedAt")

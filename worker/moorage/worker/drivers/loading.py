@@ -44,10 +44,11 @@ class Found(NamedTuple):
 def find(
     words: Sequence[str], file: SettingsFile, env: Mapping[str, str] | None = None, *, simulated: bool
 ) -> list[Found]:
-    """Return the drivers that these entries name, with their settings from the environment and the file.
+    """Return the drivers that these entries name, each once, with their settings from the environment and the file.
 
-    Raises Refused: failed-precondition for an entry that names no driver, bad-settings for a setting that a driver does
-    not have.
+    Raises Refused. The code is failed-precondition for an entry that names no usable driver, for two drivers of one
+    name, and for a driver of simulated workers if not `simulated`. It is bad-settings for a wrong value, and for a
+    setting or section of the file that no driver has. A variable that no driver has is only logged.
     """
     found = [_found(word, file, env) for word in dict.fromkeys(words)]
     names = [each.kind.name for each in found]
@@ -110,7 +111,10 @@ def _check(word: str, kind: type[Driver]) -> None:
 
 
 def _own_settings(kind: type[Driver], file: SettingsFile, env: Mapping[str, str] | None) -> msgspec.Struct | None:
-    """Return the settings that a driver declares, each from its variable, its section or its default."""
+    """Return the settings that a driver declares, each from its variable, its section or its default.
+
+    Return None if the driver declares none. Raises Refused with bad-settings.
+    """
     section = f"{OF_DRIVERS}.{kind.name}"
     declared = kind.settings or _NoSettings
     found = settle(section, declared, env=env, file=file)

@@ -5,7 +5,7 @@ A member ends at once with code 0, unless `argv` says otherwise, for tests:
     ["exit", "3"]            ends at once with code 3, -64..255 (negative: as by that signal)
     ["sleep", "1.5"]         ends with code 0 after 1.5 seconds, or by `timeout_s`, whichever is first
     ["sleep", "1.5", "3"]    ends with code 3 instead
-    ["hang"]                 runs until it is ended
+    ["hang"]                 runs until it is ended, or until `timeout_s`
     ["fail", "no such file"] cannot be started: reported with that reason and code 127
 """
 
@@ -110,7 +110,10 @@ class NoopDriver(Driver):
 
 
 def _script(argv: list[str]) -> tuple[str, float, int, str]:
-    """Return (word, seconds, code, why). Raises Refused for an argv that the module's docstring does not list."""
+    """Return (word, seconds, code, why); the seconds of `hang` are infinite.
+
+    Raises Refused for an argv that the module's docstring does not list.
+    """
     word = argv[0]
     least, most = _WORDS.get(word, (0, 0))
     try:
@@ -142,7 +145,7 @@ def _code(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Return a number of seconds. Raises ValueError for an invalid duration, and for NaN."""
+    """Return a number of seconds. Raises ValueError for text that is no number in 0..`DURATION_S_MAX`, such as NaN."""
     seconds = float(text)
     if not 0 <= seconds <= DURATION_S_MAX:
         raise ValueError

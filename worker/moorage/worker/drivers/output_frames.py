@@ -32,7 +32,10 @@ class Notes:
         self._said: dict[MemberName, tuple[float, str]] = {}
 
     def say(self, name: MemberName, note: str) -> None:
-        """Publish what is being done for a member, unless it is the last note again, or that note is too recent."""
+        """Publish what is being done for a member.
+
+        Drop the note if it is the last one again, or the last one is less than `NOTE_S` seconds old.
+        """
         now_s = time.monotonic()
         said_s, before = self._said.get(name, (-NOTE_S, ""))
         if note != before and now_s - said_s >= NOTE_S:

@@ -249,7 +249,7 @@ class PodmanDriver(ProcessDriver):
             raise HostAtFault(f"podman: {error or 'it does not answer'}") from None
 
     def _begun(self, name: MemberName) -> None:
-        """Look for the container: podman runs, the container does not yet."""
+        """Begin to look for the container, so that its start is reported: podman runs, the container may not yet."""
         self._look_for(name)
 
     def _taken_over(self, name: MemberName) -> None:
@@ -313,7 +313,7 @@ class PodmanDriver(ProcessDriver):
         return f"moorage-{member_digest(f'{self._mark}|{self._key(name)}')}"
 
     def _as_it_is(self, living: Living) -> Living:
-        """Return a member as starting if podman has not made its container yet."""
+        """Return a running member as starting if its start was not reported yet; any other as it is."""
         is_told = living.phase != "running" or self._file(living.name, _TOLD).exists()
         return living if is_told else msgspec.structs.replace(living, phase="starting")
 
@@ -375,7 +375,10 @@ class PodmanDriver(ProcessDriver):
 
     @contextlib.contextmanager
     def _login_words(self, image: str) -> Iterator[list[str]]:
-        """Give podman's arguments for the login at a registry, whose file exists meanwhile. Raises CannotStart."""
+        """Give podman's arguments for the login at the image's registry; none without a login. Raises CannotStart.
+
+        The file that they name exists while the context lasts.
+        """
         login = login_for(image, self.own, self._secrets_dir)
         if login is None:
             yield []
@@ -400,7 +403,7 @@ class PodmanDriver(ProcessDriver):
         return Image.of(inspected)
 
     def _nodes(self, assignment: Assignment) -> list[str]:
-        """Return the device nodes that CDI must inject for these devices.
+        """Return the device nodes that CDI must inject for the NVIDIA devices with a CDI name; empty if simulated.
 
         Raises CannotStart for a device without a spec.
         """
@@ -414,7 +417,10 @@ class PodmanDriver(ProcessDriver):
             raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
 
     async def _words(self, assignment: Assignment, mps: Mapping[str, str] | None) -> tuple[str, ...]:
-        """Return the command line of `podman run`. Raises CannotStart."""
+        """Return the command line of `podman run`. Raises CannotStart, HostAtFault.
+
+        Make the limiter's segment and the file of secrets, and take the ports, that it names.
+        """
         name, run = assignment.name, assignment.run
         secrets = secret_variables(run.env, self._secrets_dir)
         limit = None if self._limits is None else self._limits.of_container(name, *assignment.part)
@@ -458,7 +464,10 @@ class PodmanDriver(ProcessDriver):
         self._notes.started(name, self.ports.of(self._key(name)))
 
     async def _missing(self, name: MemberName) -> str:
-        """Return which devices CDI should have injected and did not; "" if none is missing or the container is over."""
+        """Return which devices CDI should have injected and did not, or why that cannot be found out.
+
+        Return "" if none is missing, or the container is over.
+        """
         try:
             wanted = self._file(name, _NODES).read_text().split("\n")
         except FileNotFoundError:
@@ -510,7 +519,10 @@ class PodmanDriver(ProcessDriver):
         self.on_events_over()
 
     async def _sweep(self, living: Sequence[MemberName]) -> None:
-        """Remove the containers that an earlier agent left. Raises OSError, TimeoutError, ValueError."""
+        """Remove this driver's containers, and all files in `FOLDER`, except those of these members.
+
+        A container that podman does not remove is left. Raises OSError, TimeoutError, ValueError.
+        """
         known = {self._key(name) for name in living}
         form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
         ours = f"--filter=label={LABEL_STATE}={self._mark}"

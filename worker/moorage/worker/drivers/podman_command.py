@@ -69,7 +69,7 @@ def default_user() -> str:
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The result of a command: exit code, standard output, and podman's last error message, "" if there is none."""
+    """The result of a command: exit code, standard output, and podman's last error as `last_error` returns it."""
 
     code: int
     out: str
@@ -80,7 +80,7 @@ class Podman:
     """The command podman with the operator's options."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        """Check that podman exists. Raises Refused if it does not."""
+        """Keep the options. Raises Refused if the agent's PATH has no podman."""
         self._options = tuple(options)
         if shutil.which("podman") is None:
             raise refuse(
@@ -90,18 +90,18 @@ class Podman:
             )
 
     def words(self, *words: str) -> tuple[str, ...]:
-        """Return a command line. Podman's warnings are off, because they would be in the output of a job."""
+        """Return podman's command line for a command. Its warnings are off: they would be in the output of a job."""
         return ("podman", *self._options, "--log-level=fatal", *words)
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """Return podman's variables; none is a job's."""
+        """Return the whole environment of podman: those of the agent's variables that it needs, and none of a job."""
         return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
     async def ask(self, *words: str, limit_s: float = ASK_S, heard: Callable[[str], None] | None = None) -> Done:
-        """Run a command to its end; `heard` gets the last line of its standard error whenever it writes there.
+        """Run a command to its end; `heard` gets the last whole line of its standard error whenever it writes there.
 
-        Raises TimeoutError, and OSError if the command cannot be run.
+        Raises TimeoutError after `limit_s` seconds, when the command is killed, and OSError if it cannot be run.
         """
         process = await asyncio.create_subprocess_exec(
             *self.words(*words),
@@ -205,7 +205,10 @@ def limits_here() -> frozenset[str]:
 
 
 def ulimits_here() -> list[str]:
-    """Return the agent's own limits: an agent without CAP_SYS_RESOURCE cannot set podman's defaults."""
+    """Return the limits of a container in podman's form: the agent's own, up to the bounds of `_ULIMITS`.
+
+    An agent without CAP_SYS_RESOURCE cannot set podman's defaults.
+    """
     words = []
     for name, kind, most in _ULIMITS:
         soft, hard = (most if each == resource.RLIM_INFINITY else min(each, most) for each in resource.getrlimit(kind))
@@ -214,7 +217,7 @@ def ulimits_here() -> list[str]:
 
 
 def last_error(text: bytes) -> str:
-    """Return podman's last error message without its prefix; "" if it printed none."""
+    """Return podman's last error message without its prefix, else the last line; "" if there is no text."""
     lines = text[-_ERROR_BYTES_MAX:].decode(errors="replace").strip().splitlines()
     errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
     return "".join((errors or lines)[-1:])

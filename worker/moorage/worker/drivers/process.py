@@ -84,7 +84,7 @@ class ProcessSettings(msgspec.Struct, frozen=True):
 class ProcessDriver(Driver):
     """The driver `process`. Several workers of one process may share `link`.
 
-    If `simulated`, MPS files are not checked.
+    If `simulated`, the directories of MPS and the file of time-slice are not checked.
     """
 
     name = "process"
@@ -139,9 +139,10 @@ class ProcessDriver(Driver):
         mps: ManagedMps | None = None,
         freezer: Freezer | None = None,
     ) -> None:
-        """Without `folders` members have no folder and start in /; without `limits` the limiter is not used.
+        """Without `folders` members have no folder, bring no files, and start in `run.cwd`, or else in /.
 
-        `mps` is set if the worker runs MPS daemons, `freezer` if its members can be frozen.
+        Without `limits` the limiter is not used. `mps` is set if the worker runs MPS daemons, `freezer` if its members
+        can be frozen.
         """
         super().__init__()
         self._freezer = freezer
@@ -304,13 +305,13 @@ class ProcessDriver(Driver):
         self.report(FreezeAnswered([(name, outcome, why)]))
 
     def _hold_calls(self, name: MemberName, on: bool) -> None:
-        """Have the calls of a member wait in the limiter, where it has that, or pass again."""
+        """Have a member's calls of the CUDA driver wait in the limiter, if there is one (`on`), or pass again."""
         self._used_again.discard(name)
         if self._limits is not None:
             (self._limits.stop if on else self._limits.go_on)(name)
 
     async def _look_for_use(self) -> None:
-        """Report frozen members that have a call waiting, once each, until cancelled."""
+        """Report frozen members with a call waiting, once for each time that they are frozen, until canceled."""
         assert self._limits is not None
         while True:
             await asyncio.sleep(LOOK_FOR_USE_S)
@@ -366,7 +367,7 @@ class ProcessDriver(Driver):
             self._stuck.append(name)
 
     def on_events_over(self) -> None:
-        """Report the collected events by kind, so that a member's start always comes before its end."""
+        """Report the collected events by kind, a member's start before its end; then publish the collected output."""
         started, self._started = self._started, []
         ended, self._ended = self._ended, []
         failed, self._failed = self._failed, []
@@ -446,16 +447,16 @@ class ProcessDriver(Driver):
         self._started.append(name)
 
     def _taken_over(self, name: MemberName) -> None:
-        """Called for a member that an earlier agent started and that is not over."""
+        """Take note of a member that an earlier agent started and that is not over. This driver does nothing."""
 
     def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
-        """Return the end to report for a member whose process ended so."""
+        """Return the end to report for a member whose process ended with this event; here it is the event."""
         return event
 
     # -- inside
 
     def _bring(self, assignment: Assignment, member: StartMember) -> None:
-        """Start a member once it is ready."""
+        """Begin to make a member ready, and start it then; report it if that fails."""
         name = assignment.name
         task = asyncio.get_running_loop().create_task(self._start_when_ready(assignment, member))
         self._bringing[name] = task
@@ -483,7 +484,10 @@ class ProcessDriver(Driver):
             self._link.start([member])
 
     def _store(self, name: MemberName, event: ChildEnded) -> bool:
-        """Begin to store the files of an ended member, and report its end then. Return False if there are none."""
+        """Begin to store the files of an ended member; its end is reported once they are stored.
+
+        Return False if there is nothing to store, or its program never ran: then the caller reports the end.
+        """
         if name in self._storing:
             return True
         if self._files is None or not self._files.wants_store(name):
@@ -566,14 +570,14 @@ class ProcessDriver(Driver):
 
 
 def _is_the_hosts(event: ChildEnded) -> bool:
-    """Return whether a start failed because this host lacks room, processes or descriptors, before its program ran."""
+    """Return whether a start failed by this host: it lacks processes or descriptors, or the engine or VM failed."""
     return event.reason == "start-failed" and (
         event.stage in ("journal", "cgroup", "clone", ENGINE, STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
     )
 
 
 def _verdict(event: ChildEnded) -> tuple[int, str]:
-    """Return (code, reason) for the report `exited`."""
+    """Return the code and the reason to report for a member that ended so."""
     if event.reason == "start-failed" and event.stage == "launcher":
         return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":

@@ -1,6 +1,6 @@
 """Share the agent process's one connection to its supervisor among all drivers of all its workers.
 
-It reconnects by itself. If the supervisor closed the socket but lives, its jobs live on. If there is another
+The link reconnects by itself. If the supervisor closed the socket but lives, its jobs live on. If there is another
 supervisor, all jobs of the former one are dead, and the new one reports those of which no process is left. A supervisor
 that falls silent is killed together with its jobs (parent-death signal and cgroup), because a job that cannot be ended
 must not outlive its lease.
@@ -52,7 +52,7 @@ log = logging.getLogger("moorage.worker")
 
 
 class SupervisorMissing(MoorageError):
-    """No supervisor could be started on the state folder."""
+    """No supervisor on the state folder could be started, reached, or used."""
 
     def __init__(self, state: Path, why: str) -> None:
         super().__init__(
@@ -66,20 +66,20 @@ class SupervisorMissing(MoorageError):
 
 
 class Listener(Protocol):
-    """What a driver of a worker implements. Keys are without the prefix of their owner."""
+    """Gets the events of one owner, a driver of a worker. Keys are without the prefix of their owner."""
 
     def on_event(self, key: str, event: Event) -> None: ...
 
     def on_events_over(self) -> None:
-        """All events of one turn were given."""
+        """Act on the events since the last call: `on_event` got all that came together."""
 
     def on_replaced(self) -> None:
-        """There is a new supervisor; `on_listed` follows."""
+        """Take note that there is another supervisor than before; `on_listed` follows."""
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        """Take all that the supervisor has of this owner: key, state and event of each.
+        """Take all that the supervisor has of this owner after the link has reconnected: key, state, event of each.
 
-        The state is waiting, running, ended or unproven; the event is the one that reported it.
+        The state is waiting, running, ended or unproven; the event is the one that reported it, None for waiting.
         """
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None: ...
@@ -91,7 +91,7 @@ def owner_of(worker: str, driver: str) -> str:
 
 
 def key_of(owner: str, name: MemberName) -> str:
-    """Return the key of a member at the supervisor; `owner` is a driver of a worker."""
+    """Return the key of a member at the supervisor; `owner` is from `owner_of`."""
     tenant, job, replica, attempt, fence = name
     return f"{owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
 
@@ -103,7 +103,11 @@ def name_of(key: str) -> MemberName:
 
 
 class SupervisorLink:
-    """The link. Each `open` needs its `close`. An owner is a driver of a worker: see `owner_of`."""
+    """The connection to the supervisor, shared by its owners: drivers of workers, named by `owner_of`.
+
+    Each `open` needs its `close`. A request made while the supervisor is away is dropped; a member to start
+    is then refused, or missing in `on_listed`.
+    """
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class SupervisorLink:
         bounds: OutputBounds | None = None,
         on_broken: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Set it up.
+        """Set the link up, without connecting. `arguments` are those of a supervisor that the link starts.
 
         `on_broken` gets an exception that ends the reading of events: then no end of a job would be known.
         """
@@ -133,11 +137,15 @@ class SupervisorLink:
 
     @property
     def pid(self) -> int:
-        """The supervisor's pid; 0 without one."""
+        """The supervisor's pid; 0 while the link is not connected."""
         return self._supervised.identity.pid if self._supervised is not None else 0
 
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
-        """Connect, or start a supervisor; return what it has of this owner. Raises SupervisorMissing."""
+        """Join an owner; return key, state and event of each of its members, as `Listener.on_listed` gets them.
+
+        Connect first if the link is not connected, to a new supervisor if none runs. Raises SupervisorMissing if that
+        fails, and SupervisorError if the supervisor is lost meanwhile.
+        """
         async with self._opening:
             if self._supervised is None:
                 self._supervised = await self._connect()
@@ -152,10 +160,10 @@ class SupervisorLink:
             return _of_owner(owner, listed)
 
     async def end_others(self, spared: Callable[[str], bool]) -> None:
-        """End jobs that an agent with other settings left running, except those of owners that are `spared`.
+        """End and forget jobs that an agent with other settings left, except those of owners that are `spared`.
 
         Call it before any worker of this process joins: no worker would report the ends of those jobs, or end them when
-        their lease is over. Raises SupervisorMissing, and Refused if one of them cannot be ended.
+        their lease is over. Raises SupervisorMissing, and Refused if one has not ended after `END_S_MAX` seconds.
         """
         if not (self.state / JOURNAL_NAME).exists():
             return
@@ -190,7 +198,10 @@ class SupervisorLink:
             supervised.close()
 
     async def close(self, owner: str) -> None:
-        """Close one owner's use of the link. The supervisor and its members live on; one without members ends."""
+        """Remove an owner; after the last one, disconnect.
+
+        The members live on, and so does the supervisor; only a supervisor without members then ends.
+        """
         self._listeners.pop(owner, None)
         self._fences.pop(owner, None)
         if self._listeners:
@@ -228,13 +239,16 @@ class SupervisorLink:
                 pass  # the next supervisor's list says what became of them
 
     async def contain(self, member: StartMember, container: str) -> None:
-        """Have the supervisor take on a container; once this returns, start the container. Raises SupervisorError."""
+        """Have the supervisor take on a container; once this returns, start the container.
+
+        Raises SupervisorError, also while the supervisor is away.
+        """
         if self._supervised is None:
             raise SupervisorGone("the supervisor is away")
         await self._supervised.contain(member, container)
 
     def removed(self, key: str) -> None:
-        """Record that the engine has removed the container of this member, so it cannot start."""
+        """Inform the supervisor that the engine has removed the container of this member, so it cannot start."""
         if self._supervised is not None:
             self._begin(partial(self._supervised.begin_removed, [key]))
 
@@ -250,7 +264,10 @@ class SupervisorLink:
             self._begin(partial(self._supervised.begin_forget, keys, keep_output=True))
 
     def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
-        """Set an owner's deadline. The earliest deadline of all owners holds, so a partition of one fences all."""
+        """Set an owner's deadline. The earliest deadline of all owners holds, so a partition of one fences all.
+
+        While the supervisor is away nothing is sent, so call this again with each renewal.
+        """
         self._fences[owner] = (deadline_s, grace_s)
         fence = min(self._fences.values())
         if fence != self._fence and self._supervised is not None:
@@ -277,7 +294,10 @@ class SupervisorLink:
             raise SupervisorMissing(self.state, str(error)) from error
 
     async def _look_at_output(self, supervised: Supervised) -> None:
-        """Scan the output folder first, then list the members: a member that starts in between must not be cleared."""
+        """Scan the output folder first, then list the members: a member that starts in between must not be cleared.
+
+        Raises SupervisorMissing if the folder cannot be read, and SupervisorError.
+        """
         try:
             scanned = await asyncio.to_thread(self.keeper.scan)
         except OSError as error:
@@ -295,7 +315,7 @@ class SupervisorLink:
                 self._listeners[owner].on_start_refused(of_owner, why)
 
     def _begin(self, ask: Callable[[], asyncio.Future[Answer]]) -> None:
-        """Send a request, in the order of the calls; its answer is only logged."""
+        """Send a request, in the order of the calls. A refusal is only logged, and a lost supervisor is ignored."""
         try:
             self._heed(ask(), partial(log.error, "the supervisor refused: %s"))
         except SupervisorGone:
@@ -304,7 +324,7 @@ class SupervisorLink:
             log.error("the supervisor cannot be reached: %s", error)
 
     def _heed(self, answer: asyncio.Future[Answer], refused: Callable[[str], None]) -> None:
-        """Log a refusal of the supervisor. By a callback, because a task would delay a start."""
+        """Call `refused` with the reason if the supervisor refuses. A callback does it: a task would delay a start."""
         self._unanswered[answer] = refused
         answer.add_done_callback(self._heard)
 

@@ -96,7 +96,7 @@ class VmSettings(msgspec.Struct, frozen=True):
 
     @property
     def all_folders(self) -> list[str]:
-        """Return the folders with disk images of all tenants."""
+        """Return all folders with disk images, those of a single tenant included."""
         return [*self.images, *(folder for words in self.images_for.values() for folder in words.split())]
 
     def folders_of(self, tenant: str) -> Sequence[str]:
@@ -169,7 +169,7 @@ class VmDriver(ProcessDriver):
         await super().close()
 
     def check(self, request: Request) -> None:
-        """Raise Refused (`invalid-argument`) for what no VM can offer."""
+        """Raise Refused for what no VM can offer, and (`failed-precondition`) for an image that this worker lacks."""
         gpu, run = request.gpu, request.workload
         if run.user is not None:
             raise _wrong("run.user", run.user, "a VM runs its job as the guest's root: name no user")
@@ -206,7 +206,10 @@ class VmDriver(ProcessDriver):
         super().on_event(key, event)
 
     def _hear(self, name: MemberName, said: str) -> None:
-        """Read what the runner writes while its VM boots; the guest writes nothing there yet."""
+        """Take what the runner writes while its VM boots; the guest writes nothing there yet.
+
+        Note the start of the member if its VM is up; else keep the last line, which says why a VM did not boot.
+        """
         if UP in said:
             del self._booting[name]
             self._started.append(name)
@@ -236,7 +239,10 @@ class VmDriver(ProcessDriver):
     # -- inside
 
     def _said_to_boot(self, name: MemberName) -> str | None:
-        """Return what a runner has written while its VM boots; None if the VM is up or the file cannot be read."""
+        """Return what a runner has written while its VM boots; "" if there is no file yet.
+
+        Return None if the VM is up, or the file cannot be read or was cut.
+        """
         try:
             with open(output_path(self._link.state, self._key(name), "stderr"), "rb") as file:
                 said = file.read(_BOOT_BYTES_MAX)
@@ -248,7 +254,7 @@ class VmDriver(ProcessDriver):
         return None if UP in text or cut_at(said, 0) is not None else text
 
     def _as_it_is(self, living: Living) -> Living:
-        """Return a member as starting if its VM is still booting."""
+        """Return a running member as starting if its VM is still booting; any other as it is."""
         is_up = living.phase != "running" or living.name not in self._booting
         return living if is_up else msgspec.structs.replace(living, phase="starting")
 
@@ -304,13 +310,13 @@ class VmDriver(ProcessDriver):
             self._give_back()  # if its start was withdrawn
 
     def _give_back(self) -> None:
-        """Begin to give GPUs of ended members back to the host."""
+        """Begin to give back to the host all GPUs that were handed on and that no member has now."""
         self._gives_again = True
         if self._hands is not None and self._hands.away and self._gives_back is None:
             self._gives_back = asyncio.get_running_loop().create_task(self._give_back_all())
 
     async def _give_back_all(self) -> None:
-        """Give back all GPUs; try again what the kernel refuses now, and log each fault once."""
+        """Give back the GPUs that no member has now; try again what the kernel refuses, and log each fault once."""
         assert self._hands is not None
         told: list[str] = []
         while self._gives_again:
@@ -374,7 +380,7 @@ class VmDriver(ProcessDriver):
 
 
 def _qemu_user(user: str | None) -> str | None:
-    """Return a user in the form of QEMU's -runas; None if this agent cannot change the user."""
+    """Return a user in the form of QEMU's -runas; None for no user, or if this agent cannot change the user."""
     if user is None or os.geteuid() != 0:
         return None
     return f"{user}:{user}" if user.isdecimal() else user
@@ -394,7 +400,7 @@ def has_kvm(kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> bool:
 
 
 def accelerators(wanted: str, kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> list[str]:
-    """Return the accelerators that QEMU tries, in this order."""
+    """Return the accelerators that QEMU tries, in this order; `wanted` is the setting `accelerator`."""
     if wanted != "auto":
         return [wanted]
     return ["kvm", "tcg"] if has_kvm(kvm, cpuinfo) else ["tcg"]

@@ -1,8 +1,8 @@
 """The controller's process: `python -m moorage.worker.limiter FOLDER TOKEN SETTINGS`; see keeper.py, which starts it.
 
-It writes a line to its output each second: empty, or what an operator should know. When its input ends, its agent is
-gone; it goes on for as long as processes of attempts live, or until another one is started: that writes itself into the
-file TOKEN.
+The process writes an empty line to its output about each second, and a line for each thing that an operator should
+know. It ends when another controller is started, which writes itself into the file TOKEN. When its input ends, its
+agent is gone: then it also ends once it has seen no process of an attempt for `LINGER_S` seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINGER_S: Final = 10.0
 
 
 def main(folder: Path, token: Path, settings: ControllerSettings) -> None:
-    """Refill the segments until another process has the token, or none is left."""
+    """Refill the segments until another process has the token, or no agent and no process of an attempt is left."""
     with contextlib.suppress(OSError):
         os.setsid()  # what ends the agent's terminal or group does not end it
     os.nice(NICE)
@@ -41,7 +41,10 @@ def main(folder: Path, token: Path, settings: ControllerSettings) -> None:
 
 
 def serve(control: Control, token: Path, agent: int) -> None:
-    """Do what `main` does; the end of the descriptor `agent` says that the agent is gone."""
+    """Write this process into the file `token`, then do what `main` says.
+
+    The agent is gone when a read of the descriptor `agent` finds its end.
+    """
     own = f"{os.getpid()} {time.monotonic_ns()}"
     fresh = token.with_suffix(".new")
     fresh.write_text(own)

@@ -1,8 +1,9 @@
-"""What the controller's process does: it gives the segments of a worker their tokens, and says that the worker lives.
+"""Do the work of the controller's process: give the segments of a worker their tokens and heartbeats.
 
-It alone writes heartbeats and tokens. What NVML says of a process counts for the attempt whose segment has a slot of
-that process; a process without a slot launches without tokens, and counts for none. Where NVML says nothing, tokens
-come at a constant rate by the share.
+This process alone writes tokens, and all heartbeats but the first, which the agent writes into a new segment. What NVML
+reports of a process is added to the attempt whose segment has a slot of that process; a process without a slot is added
+to no attempt. If NVML reports nothing for a GPU, or none of an attempt's slots has a known pid, tokens come at a
+constant rate by the share.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ MADE_S: Final = 1.0
 
 
 class Measures(Protocol):
-    """What measures utilisation, as `meter.Meter` does."""
+    """Measures the use of GPUs, as `meter.Meter` does."""
 
     def used(self, uuid: str, now_s: float) -> dict[int, float]:
-        """Return the part of a GPU that each process has used lately, 0..1 by pid. Raises Unmeasured."""
+        """Return the part of a GPU that each process has used recently, 0..1 by pid. Raises Unmeasured."""
         ...
 
 
@@ -52,7 +53,7 @@ class _Attempt:
 
 
 class Control:
-    """The segments in a folder. `say` gets a line for each thing that an operator should know, once."""
+    """The segments in a folder. `say` gets a line, once, when something happens that an operator should know."""
 
     def __init__(
         self, folder: Path, settings: ControllerSettings, meter: Measures, owners: Owners, say: Callable[[str], None]
@@ -70,7 +71,11 @@ class Control:
         self.lived_s = 0.0
 
     def step(self, now_s: float) -> None:
-        """Give every attempt its tokens; what cannot be written costs this attempt its throttle, and no other's."""
+        """Give every segment its heartbeat and its tokens; before that, open new segments and close removed ones.
+
+        A segment that cannot be written is reported to `say` once; the others are not affected. Each `LOOK_S` seconds
+        the memory of processes that have ended is released. Raises OSError if the folder cannot be read.
+        """
         self._find(now_s)
         measured: dict[str, dict[int, float] | None] = {}
         for attempt in self._attempts.values():
@@ -95,7 +100,7 @@ class Control:
         self._attempts.clear()
 
     def _find(self, now_s: float) -> None:
-        """Open the new segments, and close those that were removed."""
+        """Open the new segments, and close those that were removed. Raises OSError if the folder cannot be read."""
         found: set[tuple[str, int]] = set()
         with contextlib.suppress(FileNotFoundError):
             about = self._folder.lstat()  # every user may make folders in /dev/shm
@@ -139,7 +144,7 @@ class Control:
             controller.step(segment, device, sum(used.get(pid, 0.0) for pid in pids), passed_s)
 
     def _measured(self, uuid: str, now_s: float) -> dict[int, float] | None:
-        """Return what processes use of a GPU; None if that is unknown, which is logged when it begins and ends."""
+        """Return what processes use of a GPU; None if it is unknown. `say` gets a line when that begins and ends."""
         try:
             found = self._meter.used(uuid, now_s)
         except Unmeasured as error:
@@ -152,7 +157,7 @@ class Control:
         return found
 
     def _look(self, now_s: float) -> None:
-        """Release the counted memory of processes that have ended."""
+        """Release the counted memory of processes that have ended, and set `lived_s` if one lives. Raises OSError."""
         dead = self._owners.look([slot for attempt in self._attempts.values() for slot in attempt.slots])
         for attempt in self._attempts.values():
             for slot in attempt.slots:
@@ -163,5 +168,5 @@ class Control:
 
 
 def refill(segment: Segment, device: int, rate: float, seconds: float) -> None:
-    """Add the tokens of this many seconds at a constant rate. Raises OSError."""
+    """Add the tokens of `seconds`, of `CAPACITY_S` at most, at a constant `rate` per second. Raises OSError."""
     segment.refill(device, rate * min(seconds, CAPACITY_S), max(CAPACITY_MIN, rate * CAPACITY_S))

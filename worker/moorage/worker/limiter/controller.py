@@ -1,8 +1,9 @@
 """Compute how many tokens the launches of a job get, so that it uses its part of a device.
 
 There is one controller per job and device, without I/O. The tokens are in a bucket that the job's processes take from
-(the segment of the limiter); only the controller adds tokens. A measurement sets the rate to what was drained, scaled
-by how far the job is from its target, and a PID term corrects that by at most a half.
+(the segment of the limiter); only the controller's process adds tokens. Each measurement sets the rate to the tokens
+drained per second, multiplied by target / utilization; while the job is idle, the former rate stays. A PID term then
+changes that rate by at most a half.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ _CORRECTION_MAX: Final = 0.5
 
 
 class ControllerSettings(msgspec.Struct, frozen=True):
-    """Settings of all controllers of a worker. Raises ValueError if a lower bound is above its upper one.
+    """Settings of all controllers of a worker.
 
-    They are the worker's settings `limiter_rate_min` and so on, which say what each means; errors call them so.
+    Raises ValueError unless 0 < rate_min < rate_max, 0 <= capacity_min <= capacity_max, and smoothing and
+    integral_decay are 0..1. Each field is the worker's setting `limiter_<field>`: see `WorkerSettings` for its meaning.
+    Errors use the setting's name.
     """
 
     rate_min: float = 10.0
@@ -55,22 +58,25 @@ class ControllerSettings(msgspec.Struct, frozen=True):
 
 
 class Refill(NamedTuple):
-    """Tokens to put into a bucket, until it holds `up_to`."""
+    """Tokens to add to a bucket. Those that would bring it above `up_to` are dropped."""
 
     tokens: float
     up_to: float
 
 
 class Bucket(Protocol):
-    """Has the tokens for the devices of one job, as `limiter.segment.Segment` does."""
+    """Holds the tokens of one job for each of its devices, as `limiter.segment.Segment` does."""
 
     def refill(self, device: int, tokens: float, capacity: float) -> float:
-        """Add tokens up to `capacity`; return how many the bucket has."""
+        """Add tokens, but none beyond a level of `capacity`; return how many the bucket of the device then has."""
         ...
 
 
 class Controller:
-    """The controller of one job on one device. `target` is the part of the device to use, 0..1. Raises ValueError."""
+    """The controller of one job on one device.
+
+    `target` is the part of the device to use. Raises ValueError if it is not 0..1.
+    """
 
     def __init__(self, target: float, settings: ControllerSettings | None = None) -> None:
         if not 0 <= target <= 1:
@@ -85,20 +91,21 @@ class Controller:
         self._error = 0.0
 
     def begin(self, bucket: Bucket, device: int) -> float:
-        """Fill the bucket for a job that begins; return how many tokens it has."""
+        """Fill the bucket to the capacity, before the first `step`; return how many tokens the bucket then has."""
         return bucket.refill(device, self.capacity, self.capacity)
 
     def step(self, bucket: Bucket, device: int, utilisation: float, passed_s: float) -> float:
-        """Add the tokens that `update` computes from a measurement; return how many tokens the bucket has."""
+        """Add the tokens, if any, that `update` computes from a measurement; return how many the bucket then has."""
         level = bucket.refill(device, 0.0, self.capacity)
         given = self.update(utilisation, passed_s, level)
         return level if given is None else bucket.refill(device, given.tokens, given.up_to)
 
     def update(self, utilisation: float, passed_s: float, level: float) -> Refill | None:
-        """Return what to add to the bucket; None if less than `PASSED_S_MIN` has passed.
+        """Return what to add to the bucket. Return None, and change nothing, if `passed_s` is below `PASSED_S_MIN`.
 
-        `utilisation` is the part of the device that the job has used since the last measurement, and `level` is what
-        its bucket has. The tokens are added up to the former capacity; the new capacity applies from the next call on.
+        `utilisation` is the part of the device that the job has used since the last measurement, `passed_s` seconds
+        ago, and `level` is what its bucket has now. The tokens are added up to the former capacity; the new capacity
+        applies from the next call on.
         """
         if passed_s < PASSED_S_MIN:
             return None

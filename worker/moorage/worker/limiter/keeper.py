@@ -29,9 +29,9 @@ log = logging.getLogger("moorage.worker")
 
 
 class ControllerProcess:
-    """One worker's controller.
+    """The process of one worker's controller.
 
-    It outlives the agent while limited attempts live; the next agent's controller replaces it.
+    The process outlives the agent while limited attempts live; the next agent's controller replaces it.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -50,11 +50,11 @@ class ControllerProcess:
         self.pid = 0
 
     def open(self) -> None:
-        """Start it, and keep it running."""
+        """Begin to start the process, and to start it again whenever it ends, until `close`."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Release it, and end it if it has nothing left to do."""
+        """Stop watching the process, and kill it if there are no segments; otherwise it runs on without the agent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -80,7 +80,10 @@ class ControllerProcess:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def _watch(self) -> str:
-        """Start it and log its lines. Return how it ended. Raises OSError."""
+        """Start the process and log its lines until it ends; return how it ended. Raises OSError.
+
+        A process that writes nothing for `SILENT_S` seconds is killed.
+        """
         reader = asyncio.StreamReader()
         with contextlib.ExitStack() as opened:
             self.pid, holds, said = _spawned(self._command)
@@ -102,7 +105,7 @@ class ControllerProcess:
                 return f"it gave no sign for {SILENT_S:g} s"
 
     async def _end(self) -> str:
-        """End it if it still runs, wait for it, and return how it ended."""
+        """Kill the process if it still runs, wait for it, and return how it ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # an unreaped child: the pid cannot belong to another process
         while True:
@@ -113,7 +116,10 @@ class ControllerProcess:
 
 
 def _spawned(command: list[str]) -> tuple[int, int, int]:
-    """Start it. Return its pid, the descriptor that ends its input, and its output. Raises OSError."""
+    """Start a command; return its pid and two descriptors. Raises OSError.
+
+    Closing the first descriptor ends the command's input; from the second its output and its errors are read.
+    """
     theirs, holds = os.pipe()
     said, says = os.pipe()
     try:
@@ -130,7 +136,7 @@ def _spawned(command: list[str]) -> tuple[int, int, int]:
 
 
 def _reaped(pid: int) -> str | None:
-    """Return how a child has ended; None while it runs."""
+    """Reap a child, if it has ended, and return how it ended; None while it runs."""
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

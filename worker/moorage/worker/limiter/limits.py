@@ -2,7 +2,8 @@
 end.
 
 They are in /dev/shm, because pages of a file on a disk would have to be written back, and launches would wait for that.
-The controller's process (control.py) finds them there, and writes tokens and heartbeats into them.
+The controller's process (control.py) finds them there, and writes tokens and heartbeats into them; only the first
+heartbeat comes from here.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class Limit:
     library: str
 
     def laid_over(self, environment: Mapping[str, str], of_image: str = "") -> dict[str, str]:
-        """Return the environment with the library after other preloaded ones (by default those of the image)."""
+        """Return the environment with this limit's `LD_PRELOAD` and `MOORAGE_LIMITER`.
+
+        The library comes after those that `LD_PRELOAD` names in `environment` or, if it is not set there, `of_image`.
+        """
         own = [part for part in environment.get(PRELOAD, of_image).replace(" ", ":").split(":") if part]
         own = [part for part in own if part != self.library]
         return {**environment, PRELOAD: ":".join([*own, self.library]), VARIABLE: self.segment}
@@ -78,7 +82,7 @@ class ContainerLimit(Limit):
 
     @property
     def mounts(self) -> list[dict[str, Any]]:
-        """Return the mounts of the container."""
+        """Return the mounts of the library (read-only) and the segment (writable), in the form of an engine's API."""
         return [
             {"Type": "bind", "Source": str(self.library_here), "Target": self.library, "ReadOnly": True},
             {"Type": "bind", "Source": str(self.segment_here), "Target": self.segment},
@@ -86,10 +90,13 @@ class ContainerLimit(Limit):
 
 
 class Limits:
-    """The limits of one driver's attempts, `owner`. Call `begin` with the living members, then `run`."""
+    """The limits of the attempts of one driver of a worker.
+
+    `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living members, then `run`.
+    """
 
     def __init__(self, settings: WorkerSettings, owner: str, *, can_freeze: bool = False) -> None:
-        """Find the library. `can_freeze`: the driver freezes processes. Raises Refused if this host cannot limit."""
+        """Find the library. `can_freeze`: the worker can freeze attempts. Raises Refused if this host cannot limit."""
         if platform.libc_ver()[0] != "glibc":
             raise _cannot("this host's C library is not glibc (musl?)", "remove limiter from the settings")
         if not LIBRARY.is_file():
@@ -113,7 +120,8 @@ class Limits:
     ) -> Path | None:
         """Make the segment of an attempt that has a part of a device, or with `waits` of one that may be frozen.
 
-        None for others. Raises HostAtFault.
+        Return the segment's path; None, without a segment, for other attempts, and if a device is not NVIDIA's. Raises
+        HostAtFault.
         """
         gpu = request.effective_gpu
         if gpu is None or any(one.vendor != "nvidia" for one in devices):
@@ -138,7 +146,7 @@ class Limits:
         return path
 
     def _may_be_frozen(self, request: Request, devices: Sequence[Device], mode: str) -> bool:
-        """Return whether an attempt may be frozen for want of use, and has to have the library to be resumed."""
+        """Return whether an attempt may be frozen while its devices are unused: the library then has it resumed."""
         if self._freezes_after_s is None or mode != "exclusive" or not 0 < len(devices) <= DEVICES_MAX:
             return False
         gpu = request.effective_gpu
@@ -146,7 +154,11 @@ class Limits:
         return not is_gang and self._freezes_after_s(request.qos) > 0
 
     def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
-        """Give the segment to the user that runs the attempt. Raises HostAtFault."""
+        """Let the user that runs the attempt, `ids` (uid, gid), write its segment. Raises HostAtFault.
+
+        If the agent is root and has `ids`, the file becomes that user's. Otherwise `all_users` lets every user write;
+        without it nothing changes.
+        """
         try:
             if ids is not None and os.geteuid() == 0:
                 self._segments[name].give(*ids)
@@ -158,9 +170,9 @@ class Limits:
     def of_process(
         self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, user: str | None
     ) -> Limit | None:
-        """Return what limits an attempt that runs on this host; None for one that has all of its devices for good.
+        """Make what limits an attempt of plain processes, and give it to the user; return it. Raises HostAtFault.
 
-        Raises HostAtFault.
+        Return None for an attempt that shares no device and is never frozen, and if a device is not NVIDIA's.
         """
         path = self._make(name, request, devices, mode, waits=True)
         if path is None:
@@ -172,15 +184,19 @@ class Limits:
     def of_container(
         self, name: MemberName, request: Request, devices: Sequence[Device], mode: str
     ) -> ContainerLimit | None:
-        """Do the same for a container; call `give` once its user is known. Raises HostAtFault."""
+        """Make what limits an attempt in a container; return it. Raises HostAtFault.
+
+        Return None for an attempt that shares no device, and if a device is not NVIDIA's. Call `give` once the
+        container's user is known: until then only the agent's user can write the segment.
+        """
         path = self._make(name, request, devices, mode)
         return None if path is None else ContainerLimit(SEGMENT_AT, LIBRARY_AT, path, self._library)
 
     def _library_for(self, another_user: bool) -> Path:
-        """Return the library at a path that the user can reach: installed, or copied to the folder of the jobs'
-        folders.
+        """Return a path of the library that the attempt's user can reach.
 
-        Raises HostAtFault.
+        It is the installed file, or, if another user than the agent's cannot reach that, a copy next to the jobs'
+        folders. Raises HostAtFault.
         """
         if not another_user or _is_reachable(self._library):
             return self._library
@@ -198,9 +214,10 @@ class Limits:
         return copy
 
     def change(self, name: MemberName, share: Share) -> bool:
-        """Change a running attempt's share; return whether it is limited. The next allocation and launch obey it.
+        """Change a running attempt's share. Return False, and change nothing, if the attempt has no segment.
 
-        Memory beyond a smaller limit stays with it, but it gets no more. Raises OSError.
+        The next allocation and the next launch obey the new share. Memory beyond a smaller limit stays with the
+        attempt, but it gets no more. Raises OSError.
         """
         segment = self._segments.get(name)
         if segment is None:
@@ -211,21 +228,24 @@ class Limits:
         return True
 
     def stop(self, name: MemberName) -> None:
-        """Have an attempt's calls of the driver wait: it is about to be frozen."""
+        """Have an attempt's calls of the CUDA driver wait, as the attempt is about to be frozen.
+
+        Do nothing if it has no segment, or if the segment cannot be written.
+        """
         if (segment := self._segments.get(name)) is not None:
             with contextlib.suppress(OSError):
                 segment.stop()
                 self._stopped.add(name)
 
     def go_on(self, name: MemberName) -> None:
-        """Have an attempt's calls of the driver pass again."""
+        """Have an attempt's calls of the CUDA driver pass again. Do nothing if it has no segment."""
         self._stopped.discard(name)
         if (segment := self._segments.get(name)) is not None:
             with contextlib.suppress(OSError):
                 segment.go_on()
 
     def wanted(self) -> list[MemberName]:
-        """Return the attempts with a call that has come to wait since they were stopped."""
+        """Return the attempts that are stopped and to which a call has come since their `stop`."""
         found = []
         for name in self._stopped:
             with contextlib.suppress(OSError):
@@ -234,7 +254,7 @@ class Limits:
         return found
 
     def wakes(self, name: MemberName) -> bool:
-        """Return whether processes of an attempt that use its devices do so through the library."""
+        """Return whether a process of an attempt uses a device through the library; False without a segment."""
         segment = self._segments.get(name)
         try:
             return segment is not None and bool(segment.slots())
@@ -242,7 +262,10 @@ class Limits:
             return False
 
     def over(self, name: MemberName) -> None:
-        """Remove the segment of an attempt of which nothing runs any more."""
+        """Remove the segment, if there is one, of an attempt of which nothing runs any more.
+
+        Log a warning if the attempt's memory was limited and none of its processes loaded the library.
+        """
         found = self._segments.pop(name, None)
         self._opened.pop(name, None)
         self._stopped.discard(name)
@@ -272,7 +295,10 @@ class Limits:
     # -- the worker's side, while attempts run
 
     def begin(self, living: Iterable[MemberName]) -> None:
-        """Take over the segments of attempts that an earlier agent started, and remove all others."""
+        """Take over the segments of these living attempts, and remove this driver's other segments.
+
+        Log a warning if a segment cannot be used; segments that come after it are then not taken over.
+        """
         ours = {self._path(name): name for name in living}
         try:
             self._check_folder()
@@ -288,7 +314,7 @@ class Limits:
             log.warning("the limiter: shared memory of an earlier agent cannot be used: %s", error)
 
     async def run(self) -> None:
-        """Log which attempts were not throttled, until cancelled."""
+        """Log each second, until canceled, which attempts had launches that an old heartbeat left unthrottled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self._look()
@@ -307,14 +333,14 @@ class Limits:
                     self._opened[name] = opened
 
     def close(self) -> None:
-        """Close the segments: their attempts run on, and the next agent takes them over."""
+        """Close the segments, but keep their files: the attempts run on, and the next agent takes the segments over."""
         for one in self._segments.values():
             one.close()
         self._segments.clear()
 
 
 def folder_of(state: Path) -> Path:
-    """Return the folder of the segments of a worker's attempts, by its state folder."""
+    """Return the folder, in shared memory, of the segments of the worker with this state folder."""
     return MEMORY / f"moorage-limits-{member_digest(str(state.resolve()))[:32]}"
 
 

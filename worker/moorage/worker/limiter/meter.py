@@ -18,10 +18,10 @@ class Unmeasured(Exception):
 
 
 class Meter:
-    """Calls NVML in this thread. NVML is opened with the first call."""
+    """Measures by calls of NVML, in the thread that calls `used`. The first call opens NVML."""
 
     def __init__(self, api: Any, sees_all_pids: bool) -> None:
-        """`api` is the module pynvml."""
+        """`api` is the module pynvml. `sees_all_pids`: this process sees every process of the host in its /proc."""
         self._api = api
         self._sees_all_pids = sees_all_pids
         self._is_open = False
@@ -31,9 +31,11 @@ class Meter:
         self._why_not: dict[str, tuple[float, str]] = {}
 
     def used(self, uuid: str, now_s: float) -> dict[int, float]:
-        """Return the part of a GPU that each process has used recently, 0..1 by pid. Raises Unmeasured.
+        """Return the part of a GPU that each process has used recently, 0..1 by pid.
 
-        A process without an entry has used nothing.
+        A process without an entry has used nothing; the result is empty if NVML had no new sample for `HELD_S` seconds.
+        Raises Unmeasured if NVML fails, for the next `RETRY_S` seconds without asking it again, and if NVML names a
+        process that this one does not see.
         """
         failed_s, why = self._why_not.get(uuid, (0.0, ""))
         if why and now_s < failed_s + RETRY_S:
@@ -55,7 +57,7 @@ class Meter:
         return held
 
     def _fresh(self, uuid: str) -> dict[int, float] | None:
-        """Return the use by the samples since the last call; None without samples. Raises NVMLError."""
+        """Return each process's newest sample since the last call; None if there is no new one. Raises NVMLError."""
         if not self._is_open:
             self._api.nvmlInit()
             self._is_open = True

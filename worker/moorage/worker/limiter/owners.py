@@ -19,13 +19,14 @@ class Owners:
         self._hosts: dict[int, int] = {}  # by owner, in another PID namespace: its pid here
 
     def pid_of(self, slot: Slot) -> int:
-        """Return the pid, on this host, of a slot's process; 0 if it is unknown."""
+        """Return the pid of a slot's process in this process's PID namespace; 0 if unknown. It may have ended."""
         return slot.pid if slot.pid_ns == self._own_ns else self._hosts.get(slot.owner, 0)
 
     def look(self, slots: Collection[Slot]) -> set[int]:
-        """Check the processes of all slots; return the owners that have ended. It may have to scan /proc.
+        """Check the processes of all slots; return the owners that have ended. Raises OSError.
 
-        Raises OSError.
+        An owner in another PID namespace is found by a scan of /proc. If this process does not see all processes of the
+        host, such an owner is never returned.
         """
         unknown: set[int] = set()
         inner = {slot.owner for slot in slots if slot.pid_ns != self._own_ns}
@@ -44,7 +45,7 @@ class Owners:
 
 
 def _found(owners: set[int]) -> dict[int, int]:
-    """Return the pids here of processes of other PID namespaces."""
+    """Return the pid in this PID namespace of each of these owners; those without a process have no entry."""
     found: dict[int, int] = {}
     for process in all_processes():
         with contextlib.suppress(OSError, ValueError, StopIteration), open(f"/proc/{process.pid}/status") as status:

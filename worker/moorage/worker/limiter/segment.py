@@ -1,7 +1,7 @@
 """Read and write a segment: the file that a worker shares with the processes of one attempt; see limiter.h.
 
-The agent makes it, writes the attempt's limits into it, and removes it. Only the controller's process writes the
-heartbeat and the tokens.
+The agent makes it, writes the attempt's limits and the first heartbeat into it, stops and resumes calls, and removes
+it. Only the controller's process writes later heartbeats and the tokens.
 
 The file belongs to the job's user, who may write anything into it or cut it short. So it is read and written by
 pread(2) and pwrite(2), never mapped, and nothing that is read from it is trusted beyond the job itself: counts are
@@ -50,9 +50,10 @@ class SegmentError(Exception):
 
 
 class Part(NamedTuple):
-    """An attempt's limits on one device. `limit_bytes` 0 is no limit; `context_bytes` count for each process.
+    """An attempt's limits on one device. `limit_bytes` 0 is no limit.
 
-    `rate` is its part of the compute in tokens a second (see `control.RATE`); 0 throttles nothing.
+    `context_bytes` are taken from the limit once for each process that uses the device. `rate` is the attempt's part of
+    the compute in tokens a second (see `control.RATE`); 0 throttles nothing.
     """
 
     uuid: str
@@ -74,7 +75,11 @@ class Counts(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A process that uses a device: its pid, the inode of its PID namespace, its start in ticks, its bytes."""
+    """A process that uses a device.
+
+    `number` is the slot's place in the segment, `owner` the process's number from `owner_of`, `pid` its pid in the PID
+    namespace with the inode `pid_ns` (0: not written yet), `start_ticks` its start, and `used` its bytes, by device.
+    """
 
     number: int
     owner: int
@@ -85,7 +90,7 @@ class Slot(NamedTuple):
 
 
 def owner_of(pid: int, start_ticks: int) -> int:
-    """Return the number by which a slot names a process."""
+    """Return the number by which a slot names a process; `pid` is the one in the process's own PID namespace."""
     return pid << _START_BITS | start_ticks & ((1 << _START_BITS) - 1)
 
 
@@ -101,7 +106,10 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, parts: Sequence[Part]) -> Segment:
-        """Make the file, mode 0600. Raises OSError, and ValueError for more devices than there is room for."""
+        """Make the file, mode 0600, and return the segment. Raises OSError, also if the file exists.
+
+        Raises ValueError for more than `DEVICES_MAX` devices, and for an invalid uuid of a device.
+        """
         if len(parts) > DEVICES_MAX:
             raise ValueError(f"a limited job may have at most {DEVICES_MAX} GPUs, found {len(parts)}")
         begin = bytearray(_AT_COUNTS)
@@ -125,7 +133,7 @@ class Segment:
     def adopt(cls, path: Path) -> Segment:
         """Take over a segment that another process of the worker has made. Raises OSError, SegmentError.
 
-        Its `uuids` are those of whole GPUs, also for MIG slices.
+        Its `uuids` all begin with `GPU-`, also those of MIG slices.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -157,11 +165,11 @@ class Segment:
     # -- what the worker gives
 
     def beat(self, now_ns: int | None = None) -> None:
-        """Write a heartbeat, which shows that the worker lives. Raises OSError."""
+        """Write a heartbeat: the worker lived at this time of CLOCK_MONOTONIC, by default now. Raises OSError."""
         self._write(_AT_HEARTBEAT, time.monotonic_ns() if now_ns is None else now_ns)
 
     def refill(self, device: int, tokens: float, capacity: float) -> float:
-        """Add tokens up to `capacity`; return how many there are. Raises OSError.
+        """Add tokens, but none beyond a level of `capacity`; return how many there then are. Raises OSError.
 
         The tokens are the difference of two numbers that only grow: the tokens given, which only the worker writes,
         and the tokens taken, which only the processes write.
@@ -188,19 +196,19 @@ class Segment:
         return min(self._read(_AT_RATE + device * _WORD)[0], _NUMBER_MAX) / TOKEN
 
     def stop(self) -> None:
-        """Have calls of the driver wait, as the attempt is about to be frozen. Raises OSError.
+        """Have calls of the CUDA driver wait, as the attempt is about to be frozen. Raises OSError.
 
-        Where they wait already, what has come since then still counts.
+        Change nothing if they wait already: `is_wanted` still returns True for a call since the first `stop`.
         """
         if not self._read(_AT_FROZEN)[0]:
             self._write(_AT_FROZEN, min(self.counts().waiting, _NUMBER_MAX) + 1)
 
     def go_on(self) -> None:
-        """Have calls of the driver pass again. Raises OSError."""
+        """Have calls of the CUDA driver pass again. Raises OSError."""
         self._write(_AT_FROZEN, 0)
 
     def is_wanted(self) -> bool:
-        """Return whether a call has come to wait since `stop`. It may be over: its process may have been killed."""
+        """Return whether a call has come since `stop`; False if calls pass. Its process may have been killed since."""
         (frozen,) = self._read(_AT_FROZEN)
         return frozen > 0 and min(self.counts().waiting, _NUMBER_MAX) + 1 != frozen
 
@@ -211,7 +219,7 @@ class Segment:
     # -- what the processes count
 
     def taken(self, device: int) -> int:
-        """Return the tokens that launches have taken, in millionths."""
+        """Return the tokens that launches have taken since the beginning, in millionths of a token."""
         return self._read(_AT_BUCKETS + device * _LINE)[0]
 
     def limit(self, device: int) -> int:
@@ -239,7 +247,7 @@ class Segment:
         return found
 
     def used(self, device: int) -> int:
-        """Return the bytes of a device that all living processes use."""
+        """Return the bytes of a device that all processes of `slots` use."""
         return sum(slot.used[device] for slot in self.slots())
 
     def _read(self, at: int, count: int = 1) -> tuple[int, ...]:

@@ -10,9 +10,9 @@
         ...
 
 Each check starts a real worker with the driver, and a leader that places jobs on it, over a real nats-server; the GPUs
-are simulated. The methods from `exits` to `children` return the job that a check needs, in the form of the driver: the
-request as a caller would submit it, without the driver and without GPUs. `dashes` names the checks that the driver
-cannot pass at all, each with the reason; pytest does not collect them.
+are simulated. The methods from `exits` to `takes_memory`, except `child`, return the job that a check needs, in the
+form of the driver: the request as a caller would submit it, without the driver and without GPUs. `dashes` names the
+checks that the driver cannot pass at all, each with the reason; pytest does not collect them.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Bench:
         [(self.driver, self.can)] = self.seat.joins[-1].hello.capabilities.items()
 
     def name(self, job: str = "a", replica: int = 0) -> MemberName:
-        """Return the name of a first attempt, with a fence that no other attempt has."""
+        """Return the name of a first attempt, with a fence that no other attempt of this bench has."""
         return (TENANT, job, replica, 1, next(self._fences))
 
     async def place(
@@ -107,7 +107,7 @@ class Bench:
         return await self.leader.heard(WORKER, kind, name, 0.0)  # its error lists the reports that came instead
 
     async def ended(self, name: MemberName) -> Fact:
-        """Return the report `exited` of a member, once its devices are freed as well."""
+        """Return the report `exited` of a member, once its devices are freed as well. Raises as `heard` does."""
         exited = await self.heard("exited", name)
         await self.heard("freed", name)
         return exited
@@ -119,7 +119,10 @@ class Bench:
         return any(frame.get("end") for frame in frames)
 
     async def kept(self, name: MemberName, stream: StreamName) -> str:
-        """Return the output that the driver keeps of an ended member. Raises AssertionError if it refuses."""
+        """Return the first `PAGE_BYTES` of the output that the driver keeps of an ended member.
+
+        Raises AssertionError if the driver refuses.
+        """
         tenant, job, replica, attempt, fence = name
         ask = ReadLog(
             self.seat.session, tenant, job, replica, attempt, fence, self.driver, stream, 0, PAGE_BYTES, ended_ms=1

@@ -423,8 +423,11 @@ class DriverChecks:
             self._close(runner)
 
     def _close(self, runner: asyncio.Runner) -> None:
-        """Close a loop in a thread, since what a driver left in it may block for ever: a thread that reads a pipe whose
-        other end is open, or a task that ignores its cancel. Raises AssertionError where something is left."""
+        """Close a loop in a thread, since a driver may have left something in it that blocks for ever.
+
+        That is a thread that reads a pipe whose other end is open, or a task that ignores its cancellation. Raises
+        AssertionError if the loop is not closed within `slack_s` seconds, or is busy, and any other error of the close.
+        """
         failed: list[BaseException] = []
 
         def close() -> None:

@@ -84,7 +84,7 @@ async def until(condition: Callable[[], Any], deadline_s: float = 30, what: str 
 class ScriptedLeader:
     """Stands in for the scheduler that leads, as workers see it: it answers their joins, renewals and facts.
 
-    A test scripts it: verbs (`join`, `renew`, `fact`) in `mute` get no answer, those in `refuse` get that error.
+    A test scripts it: verbs (`join`, `renew`, `fact`) in `mute` get no answer, those in `refuse` get the error there.
     """
 
     def __init__(self, url: str, prefix: str, *, renew_s: float = 0.2, lease_s: float = 20, grace_s: float = 1) -> None:
@@ -159,7 +159,7 @@ class ScriptedLeader:
         return found
 
     def text(self, name: MemberName, stream: str = "out") -> str:
-        """Return a member's output so far."""
+        """Return the output that was published so far for a member's replica, by all of its attempts."""
         subject = self.subjects.log(*name[:3])
         frames = [frame for at, frame in self.output if at == subject and frame["stream"] == stream]
         return "".join(frame["text"] for frame in sorted(frames, key=lambda frame: frame["offset"]))
