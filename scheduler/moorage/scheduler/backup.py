@@ -2,8 +2,8 @@
 
 A backup is a snapshot with all later records folded in: every job, session, cursor of the request queue and finished
 id. It is taken beside a running leader, only by reading. A restore makes a ledger with another id, whose records,
-fences and epochs begin far above all that workers may have received since the backup (ledger-rules H7). The record that
-says so lets workers follow the new ledger.
+fences and epochs begin far above all that workers may have received since the backup (ledger-rules H7). Its first
+record names the former ledgers, so that their workers follow the new one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BackupRefused(MoorageError):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header line of a backup. `digest` is BLAKE2b-128 of the rest, which is `size_bytes` long.
+    """The header line of a backup. `digest` is BLAKE2b-128 of the `size_bytes` bytes after this line.
 
     `digests` names the hash of the state's own digest. `replicas` is the ledger's number of copies; 0 in backups by
     releases before 0.3.
@@ -80,9 +80,10 @@ def _refused(message: str, next_step: str, *, found: object = None) -> BackupRef
 
 
 async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Header]:
-    """Write the ledger's current state to a file, or under its own name into a folder; never overwrites a file.
+    """Write the ledger's current state to the file `to`; if `to` is a folder, to a new file in it.
 
-    Raises `BackupRefused`, `LedgerBroken`, `BusError`, OSError.
+    Returns the file and its header. Never overwrites a file. Raises `BackupRefused` if the file `to` exists, or if
+    there is no ledger or no scheduler has led it yet; also `LedgerBroken`, `BusError`, OSError.
     """
     if to.exists() and not to.is_dir():
         raise _refused(f"{to} exists already", "name another file, or a folder", found=str(to))
@@ -121,7 +122,10 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Write a file completely and to disk, or not at all; readable only by this user, as it contains requests."""
+    """Write a file completely and to disk, or not at all; readable only by this user, as it contains requests.
+
+    Raises OSError, also if the file exists.
+    """
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -140,10 +144,11 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
-    """Return the state in a backup. Raises OSError, and `BackupRefused` if the file is no backup or is damaged.
+    """Return the header and the state of a backup.
 
     With `rehash` the state's own digest is recomputed instead of checked; the digest of the file's bytes is always
-    checked.
+    checked. Raises OSError, and `BackupRefused` if the file is no backup, is damaged, has a format that this release
+    cannot read, or, without `rehash`, has digests of another hash; `Broken` if its state contradicts itself.
     """
     another = "name another file: one that moorage admin backup has written"
     data = file.read_bytes()
@@ -187,11 +192,13 @@ async def restore(
     say: Say,
     rehash: bool = False,
 ) -> State:
-    """Make a ledger that begins with the state of a backup, and return that state. No scheduler may run.
+    """Make a ledger that begins with the state of a backup; return its state. No scheduler may run.
 
-    `replicas` is the number of copies of each stream; 0 for as many as the backed up ledger had. Until the last step, a
-    half made ledger names no snapshot and no scheduler leads it; run restore again with `replace`. With `rehash`, the
-    backup may come from a Python that computes other digests. Raises `BackupRefused`, `BusError`, OSError.
+    An existing ledger with records is deleted with `replace`, and refused without it. `replicas` is the number of
+    copies of each stream; 0 for as many as the backed up ledger had. Until the last step, a half made ledger names no
+    snapshot and no scheduler leads it; run restore again with `replace`. With `rehash`, the backup may come from a
+    Python that computes other digests. `say` is called with a line about each step. Raises `BackupRefused`, `BusError`,
+    OSError, `BadSnapshot`, `Deposed`, and `Broken` as `read` does.
     """
     header, state = read(file, rehash=rehash)
     subjects, replicas = Subjects(prefix), replicas or header.replicas or 1
@@ -235,10 +242,11 @@ async def restore(
 
 
 async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
-    """Return the states found where the restored ledger goes, as far as they can be read.
+    """Return the states of the ledger that the restored one replaces: of its end, and of each snapshot.
 
-    A ledger there was led after the backup was taken, or was restored from the same backup. The new ledger must not
-    repeat its numbers, and its workers must follow the new one.
+    What cannot be read is left out, so some states only have ids and numbers; the list is empty if there is nothing.
+    That ledger was led after the backup was taken, or was restored from the same backup. The new ledger must not repeat
+    its numbers, and its workers must follow the new one.
     """
     found: list[State] = []
     written = await info_of(jetstream, subjects.snapshot_stream, subjects.snapshot_all)
@@ -263,7 +271,7 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
 
 
 async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
-    """Raise `BackupRefused` if the ledger at that place may not be deleted."""
+    """Raise `BackupRefused` if a scheduler leads the existing ledger, or if it has records and `replace` is not set."""
     info = await info_of(jetstream, subjects.ledger_stream)
     if info is not None and info.messages:
         silent_s = await _silent_s(jetstream, subjects, info)
@@ -281,7 +289,7 @@ async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bo
 
 
 async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) -> float:
-    """Return the age of the newest record in seconds; infinite for a resignation or an invalid record."""
+    """Return the age of the newest message in seconds; infinite for a resignation, 0 if the message is deleted."""
     state = State()
     state.seq = info.last_seq
     ledger = Ledger(jetstream, subjects, 0)
@@ -292,11 +300,11 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
 
 
 async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> tuple[int, list[str]]:
-    """Return the first sequence of a new request queue (0: keep the present one), and tenants' streams to delete.
+    """Return the first sequence of a new shared request queue (0: make none), and the tenants' own streams to delete.
 
     The cursors of the backup are sequences of the queue, so the queue must be the same one, or begin behind the
-    cursors. Tenants' streams that are other ones and empty are deleted: a scheduler makes them again behind the
-    cursors.
+    cursors. Tenants' streams that are other ones and empty are to be deleted: a scheduler makes them again behind the
+    cursors. Raises `BackupRefused` for another queue that holds messages.
     """
     through, stale, apart = 0, list[str](), False
     for tenant, row in state.tenants.items():
@@ -318,7 +326,10 @@ async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> tu
 
 
 def _check_empty(info: StreamInfo, through: int) -> None:
-    """Raise `BackupRefused` if a stream of the queue is another one and holds messages."""
+    """Raise `BackupRefused` if this stream holds messages. The caller saw that the backup knows another one.
+
+    `through` is where the backup's cursors are, for the message.
+    """
     if info.messages:
         raise _refused(
             f"the request queue {info.name} ends at {info.last_seq}, and the backup had read it to"
@@ -329,7 +340,7 @@ def _check_empty(info: StreamInfo, through: int) -> None:
 
 
 async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_seq: int, say: Say) -> None:
-    """Create an empty request queue, as large as the server has room for."""
+    """Create an empty shared request queue that begins at `first_seq`; an existing one is deleted."""
     if await info_of(world, subjects.request_stream) is not None:
         await world.delete_stream(subjects.request_stream)
 
@@ -341,7 +352,10 @@ async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_
 
 
 async def _copy(world: JetStream, subjects: Subjects, tenants: Iterable[str], replicas: int, say: Say) -> None:
-    """Give the users' remaining streams as many copies as the ledger: a scheduler checks that when it starts."""
+    """Set the copies of the streams in the users' account to `replicas`: a scheduler checks that when it starts.
+
+    Streams that do not exist are left out.
+    """
     own = [subjects.request_stream_of(tenant) for tenant in tenants]
     for stream in (subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream):
         info = await info_of(world, stream)

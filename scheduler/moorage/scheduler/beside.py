@@ -1,4 +1,4 @@
-"""Keeps the leader's tasks beside the record loop running: a defect in a report does not end the term."""
+"""Keeps the leader's tasks beside the record loop running: a defect in one of them does not end the term."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ FORGIVEN_S: Final = 60.0
 async def keep_running(
     name: str, work: Callable[[], Awaitable[None]], failed: Callable[[str, Exception], None]
 ) -> None:
-    """Run `work` until it returns; restart it when it raises, after a call of `failed` with the name.
+    """Run `work` until it returns. If it raises, call `failed` with the name and the exception, and run it again.
 
-    Exceptions about the ledger end the term. Each failure is logged at most once a minute.
+    There is a pause before each restart. `Deposed` and `LedgerBroken`, also in a group, are raised instead and end the
+    term. The same failure is logged at most once a minute.
     """
     loop, reminders, pause_s = asyncio.get_running_loop(), Reminders(), AGAIN_S
     while True:

@@ -1,4 +1,4 @@
-"""Watches which servers lack their copy of the ledger: losing one goes unnoticed, losing a second stops everything."""
+"""Watches which servers lack their copy of the ledger: the first loss changes nothing, the loss of half stops all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LOOK_S: Final = 10.0
 
 
 class Copies:
-    """The copies of a ledger, as its leader sees them; `lacking` names the servers without an up-to-date copy."""
+    """The copies of a ledger, as its leader sees them.
+
+    `lacking` names the servers that were without an up-to-date copy in the last two checks.
+    """
 
     def __init__(self, jetstream: JetStream, stream: str, replicas: int) -> None:
         self._js = jetstream
@@ -25,7 +28,7 @@ class Copies:
         self.lacking: frozenset[str] = frozenset()
 
     async def watch(self) -> None:
-        """Log which copies are lost, and when all are back; returns at once if there is only one copy."""
+        """Log, forever, which copies are not up to date, and when all are again; with one copy, return at once."""
         found = self.lacking = frozenset()  # may be left from an earlier term
         while self._replicas > 1:
             before = found

@@ -51,7 +51,7 @@ Say = Callable[[str, bytes], None]
 
 
 class DeadLetters:
-    """The dead letters of one term. `wake` is called when something was offered to the engine."""
+    """Stores and resends dead letters during one term. `wake` is called when something was offered to the engine."""
 
     def __init__(
         self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
@@ -84,20 +84,21 @@ class DeadLetters:
 
     @staticmethod
     async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int, keep_s: float) -> None:
-        """Create the stream, as large as the server has room for. Raises `BusError`."""
+        """Create the stream, smaller than `BYTES_MAX` if the server lacks room, or check it. Raises `BusError`."""
         await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
 
     async def bury(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
-        """Store a refused message with the reason; returns once it is stored."""
+        """Store a refused message with the reason; try again, without end, until it is stored."""
         while True:
             if await self.keep(tenant, message, why, evidence):
                 return
             await asyncio.sleep(AGAIN_S)
 
     async def keep(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> bool:
-        """Try once to store a refused message; on failure log why and return False. A deleted stream is made again.
+        """Try once to store a refused message, and return whether it is stored. A failure is logged.
 
-        `evidence` is the traceback if the scheduler itself failed on the request.
+        A deleted stream is made again, for the next try. `evidence` is the traceback if the scheduler itself failed on
+        the request.
         """
         headers = {MESSAGE_ID: f"{message.subject}.{message.seq}", "Moorage-Code": why.code}
         trace = (message.headers or {}).get("traceparent", "")
@@ -117,7 +118,10 @@ class DeadLetters:
         return False
 
     def decided(self, reply: str, answer: bytes) -> bool:
-        """Return whether this answer is about a resent letter."""
+        """Pass an answer of the engine to the act that resent the letter; return False if it is about no letter.
+
+        `reply` is the mark with which the letter was offered.
+        """
         if not reply.startswith(_REPLY_MARK):
             return False
         waiting = self._waiting.pop(reply, None)
@@ -126,7 +130,10 @@ class DeadLetters:
         return True
 
     def ask(self, arguments: dict[str, Any], answer: Say, reply: str, json: bool) -> None:
-        """Carry out an operator's act in a task of its own. Raises `Refused` for an invalid act."""
+        """Begin an operator's act in a task of its own, which answers on `reply`.
+
+        Raises `Refused` for an invalid act, and if `AT_ONCE_MAX` acts are under way.
+        """
         act = DlqAct.of(arguments)
         if len(self._tasks) >= AT_ONCE_MAX:
             raise refuse("overloaded", f"{AT_ONCE_MAX} acts on dead letters are under way", retry_after_s=0.5)
@@ -166,7 +173,10 @@ class DeadLetters:
             answer(reply, encode(frame, json=json))
 
     async def _list(self, act: DlqAct) -> dict[str, Any]:
-        """Return the letters after the sequence `after`, oldest first; `next` begins the next page, 0 at the end."""
+        """Return at most `limit` letters after the sequence `after`, oldest first, and the number of each tenant's.
+
+        `next` is the `after` of the next page, which may be empty; 0 at the end. Without a tenant, all are listed.
+        """
         subject = self._subjects.dead_letter(act.tenant) if act.tenant else self._subjects.dead_letters_all
         stream = self._subjects.dead_letter_stream
         info = await self._js.stream_info(stream, subject)
@@ -197,7 +207,11 @@ class DeadLetters:
         return message
 
     async def _resend(self, act: DlqAct, message: StoredMessage) -> dict[str, Any]:
-        """Submit a letter again under its tenant and id; it leaves the store once a record contains it."""
+        """Offer a letter's request or cancel again, under its tenant and job id unless its body names another job.
+
+        The letter is deleted once a record contains the request. Raises `Refused` if it is refused again; the letter
+        then stays.
+        """
         letter = _decode_letter(message.data)
         tenant, verb = self._subjects.token(message.subject, 1), letter.subject.rpartition(".")[2]
         body = letter.body if act.body is None else msgspec.json.encode(act.body)
@@ -241,7 +255,7 @@ def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _whole(message: StoredMessage) -> dict[str, Any]:
-    """Return the message of a letter as text; if it is not UTF-8, also as bytes (base64 in JSON)."""
+    """Return a letter's problem, evidence and body as text; a body that is not UTF-8 also as bytes (base64 in JSON)."""
     letter = _decode_letter(message.data)
     whole: dict[str, Any] = {"problem": letter.problem}
     if letter.evidence:
@@ -253,7 +267,7 @@ def _whole(message: StoredMessage) -> dict[str, Any]:
 
 
 def _job_of(letter: DeadLetter) -> str:
-    """Return the job id in the message, as far as it can be read."""
+    """Return the job id in a letter; "" if it has none or it cannot be read."""
     if letter.problem.job:
         return letter.problem.job
     try:

@@ -50,7 +50,11 @@ class Discovery:
         }
 
     async def open(self, world: Transport) -> list[Subscribed]:
-        """Subscribe to the nine subjects. A user without permission for `$SRV` leads too, but is not discoverable."""
+        """Subscribe to the nine subjects and return the subscriptions.
+
+        Subjects without permission are logged and left out. So a user without permission for `$SRV` leads too, but is
+        not discoverable.
+        """
         opened: list[Subscribed] = []
         for verb in VERBS:
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{SERVICE}", f"$SRV.{verb}.{SERVICE}.{self.id}"):

@@ -2,7 +2,7 @@
 
 This process finds the reason. A copy of it (`whatif.child`) finds when the job starts and what would start it now: one
 copy for all questions that arrived while none was running. A forecast is shared by the questions of `FORECAST_KEPT_MS`.
-Without a copy, the answer has only the reason.
+Without a copy, the answer has the reason, and the start only if an earlier forecast has it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CHANGED_MS: Final = 5_000
 
 
 class _Followed(NamedTuple):
-    """A job whose followers get changes: until when, and what was sent last."""
+    """A job whose followers get changes, until ledger time `until_ms`. `gist` is what was sent last; () for nothing."""
 
     until_ms: int
     gist: tuple[Any, ...]
@@ -67,7 +67,11 @@ class _Question(NamedTuple):
 
 
 class Foresight:
-    """`now_ms` returns ledger time. `answer` sends an answer to `explain`, `plain` a frame; `send` sends messages."""
+    """Answers `explain` and `plan`, and sends followers of waiting jobs what changed.
+
+    `now_ms` returns ledger time. `answer` sends an answer to `explain`, `plain` a frame; `send` sends messages. Without
+    `forks` no copy of this process is made: then there are no forecasts and fixes.
+    """
 
     def __init__(
         self,
@@ -97,7 +101,10 @@ class Foresight:
     # ------------------------------------------------------------------------------------------- asked
 
     def explain(self, tenant: str, job: str, reply: str, json: bool) -> Problem | None:
-        """Answer at once, or with the help of a copy of this process if the job waits."""
+        """Answer at once, or, if the job waits, after a copy of this process was asked. The waiting job is followed.
+
+        Returns None, or a problem to answer with if too many questions wait.
+        """
         found = self._engine.state.job(tenant, job)
         if found is None or not waits(found):
             self._answer_explain(tenant, job, reply, json, None)
@@ -115,7 +122,10 @@ class Foresight:
         self._answer(explanation, reply, json)
 
     def explained(self, tenant: str, job: str, fixes: Fixes | None = None) -> Any:
-        """Return the answer to `explain`, with the start in the last forecast, and fixes for the same reason."""
+        """Return the answer to `explain`; a problem for an unknown job.
+
+        It has the start in the last forecast if the reason ends by itself, and the fixes if they are for this reason.
+        """
         data = explain_job(self._engine, tenant, job)
         if isinstance(data, dict) and "reason" in data:
             if REASONS[data["reason"]].ends is Ends.BY_ITSELF:
@@ -138,7 +148,11 @@ class Foresight:
         return {"starts": {**band, "runs": start.runs}}
 
     def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
-        """Return whether the last forecast is too old; `asked` if a client waits for the answer."""
+        """Return whether to make a forecast: there is none yet, or the last one is too old; never without copies.
+
+        `asked` says that a client waits for the answer. Then a forecast from before the job was accepted expires
+        earlier.
+        """
         if self.children is None:
             return False
         known = self._forecast
@@ -163,13 +177,13 @@ class Foresight:
         return True
 
     def _begin(self) -> None:
-        """Start a copy at the end of this turn of the event loop, unless one is running."""
+        """Start a copy in the next turn of the event loop, unless one is running or is about to start."""
         if not self._asking:
             self._asking = True
             asyncio.get_running_loop().call_soon(self._make_copy)
 
     def _make_copy(self) -> None:
-        """Pass all waiting questions to a copy; without one, answer them at once without fixes."""
+        """Pass all waiting questions to a copy; if none can be started, answer them without fixes."""
         assert self.children is not None
         engine, now_ms, forecasts = self._engine, self._now_ms(), self._forecast_wanted
         asked, self._asked, self._forecast_wanted = self._asked, RoundRobin(), False
@@ -212,7 +226,10 @@ class Foresight:
                 ends = time.monotonic() + question_queue.QUESTIONS_S
 
     def plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Answer what would happen, from a copy. Raises Refused for an invalid question."""
+        """Have a copy find what would happen, and answer on `reply` then.
+
+        Raises Refused for an invalid question, if this process makes no copies, and if no copy can take it now.
+        """
         try:
             question = msgspec.convert(arguments, PlanAsk)
         except (msgspec.ValidationError, ValueError) as error:
@@ -237,7 +254,10 @@ class Foresight:
     # --------------------------------------------------------------------------------------- at submit
 
     def at_submit(self, job: Job) -> dict[str, Any] | None:
-        """Return why a job waits, for the answer to its submit; None if that would take the leader too long."""
+        """Return why a job waits, for the answer to its submit. The job is followed if there is room.
+
+        None if explanations have used up their share of the leader's time, and on failure.
+        """
         if len(self._followed) < FOLLOWED_MAX:
             self._follow(job.tenant, job.name)
         began_s = time.perf_counter()
@@ -249,7 +269,10 @@ class Foresight:
         return data
 
     def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:
-        """Return an explanation that no client asked for. None on failure: a defect here must not end the term."""
+        """Return an explanation that no client asked for; None for an unknown job.
+
+        None on failure, too: a defect here must not end the term.
+        """
         try:
             data = self.explained(tenant, job, fixes)
         except Exception:
@@ -273,7 +296,7 @@ class Foresight:
             self._followed[key] = followed._replace(gist=_gist(data), starts_at_ms=_starts_at_ms(data, self._now_ms()))
 
     async def run(self) -> None:
-        """Send the followers of waiting jobs a message when the reason, position or estimate has changed."""
+        """Send, forever, the followers of waiting jobs a message when the reason, position or estimate has changed."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             messages = self._news()
@@ -305,7 +328,7 @@ class Foresight:
         return messages
 
     def _ask_for_news(self, job: Job) -> bool:
-        """Send a job's news with its fixes once they are found; return False if that cannot be asked now."""
+        """Send a job's news with its fixes once a copy has found them; return False if no copy can be asked now."""
 
         def told(fixes: Fixes | None) -> None:
             data = self._unasked(job.tenant, job.name, fixes)
@@ -331,7 +354,7 @@ def _planned(answer: bytes) -> Answer:
 
 
 def _unknown(known: Forecast) -> dict[str, Any]:
-    """Return why a forecast has no start for a job that it covers."""
+    """Return why a forecast has no start for a job that it covers; empty if the forecast does not show why."""
     why = why_unknown(known.unknown_runs, known.unknown_starts, cut=known.cut)
     return {"starts_unknown": why} if why else {}
 

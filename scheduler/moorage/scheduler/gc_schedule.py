@@ -3,7 +3,8 @@
 Reference counts free nearly everything that jobs leave behind, so a collection finds almost nothing. But it walks all
 objects allocated since the last one, and with many jobs in memory that takes tens of milliseconds. `gc.freeze` hides
 the existing objects from the collector at no cost. Reference cycles among them (there are hardly any) then stay in
-memory until the next full collection, which runs once an hour while nothing else happens.
+memory until the next full collection, which runs at most once an hour, while nothing else happens and few jobs are in
+memory.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class GcSchedule:
         self._event_s += seconds
 
     def collect_if_calm(self, jobs: int) -> None:
-        """Make a full collection if one is due and nothing else happens; `jobs` is the number of jobs in memory."""
+        """Make a full collection if one is due, nothing else happens, and `jobs` in memory are at most `JOBS_MAX`."""
         now_s = time.monotonic()
         if now_s - self._full_s > FULL_EVERY_S and now_s - self._event_s > CALM_S and jobs <= JOBS_MAX:
             self._full_s = now_s

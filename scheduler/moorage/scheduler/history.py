@@ -2,8 +2,8 @@
 
 A job's story is written once the job has ended, or in parts while it grows long. The job leaves memory only after the
 acknowledgement, so a crash loses nothing: the next leader writes again what is still in its memory. All of this runs
-beside the loop that places jobs, at most four frames a second for each tenant; if the stream accepts nothing, jobs go
-on.
+beside the loop that places jobs, at most four frames a second for each tenant. If the stream accepts nothing, jobs go
+on; once too many ended jobs are in memory, the oldest leave it and their stories are lost (`dropped`).
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ class History:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every story is written."""
+        """Whether no story waits to be written."""
         return not self._waiting
 
     # ---------------------------------------------------------------------------------------------- writing
 
     async def run(self) -> None:
-        """Write for ever; no failure ends it."""
+        """Create the stream, then write stories forever; no failure ends this."""
         while not await self._tried(self.ensure()):
             pass
         while True:
@@ -140,7 +140,7 @@ class History:
                 await self._tried(self._write(tenant))
 
     async def _tried(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work`; on failure log it, pause, and return False."""
+        """Run `work` and return True; on failure log the failure, pause, and return False."""
         try:
             await work
         except BusError as error:
@@ -157,7 +157,7 @@ class History:
         return False
 
     async def ensure(self) -> None:
-        """Create the stream, as large as configured, or else as the server has room for. Raises `BusError`."""
+        """Create the stream, smaller than configured if the server lacks room, or update it. Raises `BusError`."""
         config = stream_config(self._subjects, self._engine.config, self._replicas)
         await self._js.ensure_stream_with_room(config, frozenset({"max_age", "max_bytes"}), BYTES_MIN)
 
@@ -179,7 +179,7 @@ class History:
             del self._waiting[tenant]
 
     async def _pack(self, packing: Packing, queue: deque[int], taken: list[int]) -> None:
-        """Fill a frame from the queue; `taken` gets what was taken from it, even on failure."""
+        """Fill a frame from the queue; `taken` gets the job numbers taken from it, even on failure."""
         jobs, with_request = self._engine.state.jobs, len(queue) <= WITH_REQUEST_MAX
         while queue:
             some: list[Job] = []

@@ -42,11 +42,11 @@ RETRY_AFTER_S: Final = 0.5
 
 
 class Gone(Exception):
-    """The frame is no longer in the stream, or never was."""
+    """The frame with a job's story is no longer in the stream, never was, or cannot be decoded."""
 
 
 class Read(msgspec.Struct, frozen=True):
-    """A frame of the history by its jobs, and when it was stored, in ms."""
+    """A frame of the history, its stories by job, and the wall time at which it was stored."""
 
     frame: Frame
     jobs: dict[str, list[Found]]
@@ -82,7 +82,10 @@ class HistoryReader:
     def show(
         self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True
     ) -> dict[str, Any] | Problem | None:
-        """Return the answer to `show`; None if the stream is read first. `follow` is as in `views.show`."""
+        """Return the answer to `show`; None if it is sent later, once the stream was read.
+
+        `follow` is as in `views.show`.
+        """
         data = views.show(self._engine, tenant, name, follow=follow)
         if isinstance(data, Problem) or not data.get("compacted"):
             return data
@@ -92,7 +95,10 @@ class HistoryReader:
         return self._ask("show", self._shown(tenant, name, seq, data), reply, json, name)
 
     def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
-        """Return the answer to `history`; None if the stream is read first. The arguments were checked."""
+        """Return the answer to `history`; None if it is sent later, once the stream was read.
+
+        The caller has checked the arguments.
+        """
         name = arguments["job"]
         after, limit = check_page(arguments)
         job = self._engine.state.job(tenant, name)
@@ -108,7 +114,10 @@ class HistoryReader:
         return _gone(name) if isinstance(known, dict) else known
 
     async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
-        """Return the transitions in the last part of the story of a job not in memory, and its request if kept."""
+        """Return the transitions in the last part of the story of a job not in memory, and its request if kept.
+
+        Returns a problem if the story is gone, or cannot be read now.
+        """
         try:
             read, found = await self._story(tenant, name, self._seq(tenant, name))
         except Gone:
@@ -171,7 +180,7 @@ class HistoryReader:
         return data | self._kept(read)
 
     async def _shown(self, tenant: str, name: str, seq: int, row: dict[str, Any]) -> dict[str, Any] | Problem:
-        """Return the job as `show` has it while it is in memory; only its row if its history is gone."""
+        """Return the job as `show` has it while it is in memory; only `row` if its history cannot be read."""
         try:
             read, found = await self._story(tenant, name, seq)
         except Gone:
@@ -192,7 +201,10 @@ class HistoryReader:
     async def _parts(
         self, tenant: str, name: str, parts: Iterable[tuple[int, int, int]], after: int, limit: int
     ) -> tuple[list[Change], bool]:
-        """Return the transitions of earlier parts after `after`, and whether all of those asked for were read."""
+        """Return the transitions of earlier parts with a revision above `after`; False if a bound ended the reading.
+
+        Parts that are gone are skipped.
+        """
         changes: list[Change] = []
         reads = 0
         for seq, _, last in parts:
@@ -212,7 +224,7 @@ class HistoryReader:
     # ------------------------------------------------------------------------------------------- the stream
 
     async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
-        """Return what a frame contains of a job. Raises `Gone`, `BusError`."""
+        """Return the frame at `seq` and the job's stories in it. Raises `Gone`, also for 0, and `BusError`."""
         if seq == 0:
             raise Gone
         known = seq in self._frames
@@ -255,7 +267,10 @@ class HistoryReader:
         return Read(frame, jobs, int(wall_seconds(message.stored_at) * 1000))
 
     async def _message(self, seq: int) -> StoredMessage:
-        """Read by direct get, and if a replica lags, from the stream's leader."""
+        """Return a message by direct get, or, if a replica lags, from the stream's leader.
+
+        Raises `Gone` if the stream has no such message or JetStream refuses the read; `BusError`.
+        """
         stream = self._subjects.history_stream
         try:
             for message in await self._js.direct_get_batch(stream, seq=seq, batch=1):
@@ -270,7 +285,7 @@ class HistoryReader:
 
 
 def check_page(arguments: dict[str, Any]) -> tuple[int, int]:
-    """Return `after_rev` and `limit` of a question. Raises `Refused`."""
+    """Return `after_rev` (default 0) and `limit` of a question. Raises `Refused` for numbers out of range."""
     return _number(arguments, "after_rev", 0, 0, 2**53), _number(arguments, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
 
 
@@ -283,7 +298,7 @@ def _number(arguments: dict[str, Any], name: str, default: int, least: int, most
 
 
 def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
-    """Return the changes in order, each revision once: a part and memory may both contain it."""
+    """Return the changes with a revision above `after` in order, each once: a part and memory may both contain one."""
     by_rev = {change.rev: change for changes in lists for change in changes if change.rev > after}
     return [by_rev[rev] for rev in sorted(by_rev)]
 

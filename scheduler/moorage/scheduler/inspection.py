@@ -27,7 +27,10 @@ _decode_looked: Final = Decoder[Looked](Looked)
 
 
 class Inspection:
-    """The inspections of one leader. `run` lasts for the term; `ask` calls back with the workers' answers."""
+    """The inspections of one leader. `run` lasts for the term; `ask` calls back with the workers' answers.
+
+    `expected` returns the workers that have to answer.
+    """
 
     def __init__(self, world: Transport, subjects: Subjects, expected: Callable[[], set[str]], reign: int) -> None:
         self._world = world
@@ -42,7 +45,10 @@ class Inspection:
         self._all = asyncio.Event()
 
     def ask(self, told: Callable[[dict[str, Looked], list[str]], None]) -> None:
-        """Start an inspection; `told` gets the answers by worker, and the workers that did not answer in time."""
+        """Start an inspection or join the present one.
+
+        `told` gets the answers by worker, and the workers that did not answer in time.
+        """
         self._asked.append(told)
         self._some.set()
 

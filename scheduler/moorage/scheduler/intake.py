@@ -55,7 +55,7 @@ _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (Fac
 
 
 def fresh_job_id() -> str:
-    """Return an id that sorts by time: 9 characters of milliseconds, then 5 random ones."""
+    """Return an id that sorts by time: `j`, 9 characters of milliseconds, then 5 random ones."""
     ms, text = int(time.time() * 1000), ""
     for _ in range(9):
         ms, digit = divmod(ms, 32)
@@ -96,7 +96,8 @@ class Intake:
     def put(self, delivery: Delivery) -> None:
         """Enqueue a message; if the queue is full, drop and count it, since its sender repeats it.
 
-        If the sender itself may not publish to the reply subject, the message is taken without the reply subject.
+        A question beyond its tenant's bound is refused. If the sender itself may not publish to the reply subject, the
+        message is taken without the reply subject.
         """
         if delivery.reply and not may_answer(self._prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
@@ -141,7 +142,10 @@ class Intake:
         return len(self._raw) + self._requests.size + self._questions.size
 
     def drain(self, mono_ms: int) -> bool:
-        """Decode messages and offer them to the engine for one turn of the loop; return whether none is left."""
+        """Handle waiting messages for one turn of the loop; return whether none is left.
+
+        Questions are answered, other messages are offered to the engine, invalid ones are refused.
+        """
         raw, requests, questions, room = self._raw, self._requests, self._questions, AT_ONCE
         for_requests = AT_ONCE // REQUESTS_PART if requests.size or self._array is not None else 0
         while room > for_requests and raw:
@@ -278,7 +282,7 @@ class _Array:
     __slots__ = ("batch", "bodies", "delivery", "read", "tenant", "trace")
 
     def __init__(self, tenant: str, delivery: Delivery, trace: str) -> None:
-        """Raises `Refused`."""
+        """Split the message into requests. Raises `Refused` unless it is an array of 1 to `BATCH_MAX` of them."""
         self.bodies = split_array(delivery.data)
         if not 1 <= len(self.bodies) <= BATCH_MAX:
             raise refuse("invalid-argument", f"a batch must hold 1..{BATCH_MAX} requests", found=len(self.bodies))
@@ -290,7 +294,7 @@ class _Array:
 
 
 def is_array(payload: bytes) -> bool:
-    """Return whether a JSON or msgpack payload is an array."""
+    """Return whether a JSON or msgpack payload begins as an array."""
     if not payload:
         return False
     first = payload[0]
@@ -300,7 +304,10 @@ def is_array(payload: bytes) -> bool:
 
 
 def named_by_header(headers: dict[str, str] | None) -> str | None:
-    """Return the job id in `Nats-Msg-Id`, for a request without an id: then a retry creates no second job."""
+    """Return the job id in `Nats-Msg-Id`, for a request without an id: then a retry creates no second job.
+
+    None if there is no such header, or it is no valid job id.
+    """
     name = headers.get("Nats-Msg-Id", "") if headers else ""
     return name if is_job(name) else None
 
@@ -308,9 +315,9 @@ def named_by_header(headers: dict[str, str] | None) -> str | None:
 def cancel_of(
     tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
 ) -> Cancel:
-    """Return the cancel that these arguments ask for: `job`, optionally `reason`, and `by`, the caller's name.
+    """Return the cancel that these arguments ask for: `job`, and optionally `reason` and `by`, the caller's name.
 
-    Raises `Refused`.
+    Raises `Refused` if `job` is no job id.
     """
     job = arguments.get("job")
     if not isinstance(job, str) or not is_job(job):

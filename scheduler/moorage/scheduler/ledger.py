@@ -2,8 +2,8 @@
 
 One append is in flight at a time. It names the last sequence of the stream and of the epoch's subject, so the server
 refuses it if another process has written meanwhile (the fence). Only an acknowledgement counts as success. After any
-other result, the end of the stream is read through the stream leader and the same bytes are sent again, until it is
-known whether the record is stored (ledger-rules H1 to H6).
+other result, the end of the stream is read through the stream leader and the same bytes are sent again, until the
+record is known to be stored, or another leader's record is found (ledger-rules H1 to H6).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ READ_BACK_PATIENCE_S: Final = 2.0
 
 
 class Deposed(Exception):
-    """The ledger says that another scheduler leads: drop all memory and stand by."""
+    """The ledger says that another scheduler leads, or it was replaced: drop all memory and stand by."""
 
 
 class LedgerBroken(Exception):
@@ -73,7 +73,7 @@ class LedgerOlder(LedgerBroken):
 
 
 class LedgerGap(LedgerBroken):
-    """Records were purged before they were read; a newer snapshot contains them (ledger-rules H22)."""
+    """Records were deleted before they were read. If they were purged, a newer snapshot has them (ledger-rules H22)."""
 
 
 class Ledger:
@@ -93,7 +93,8 @@ class Ledger:
     async def ensure(self, *, first_seq: int = 0) -> int:
         """Create the ledger's stream (discard new, no age limit, no deletes), or check the settings of an existing one.
 
-        A new stream begins at `first_seq` if that is not 0. Returns the last sequence; 0 for an empty stream.
+        A new stream begins at `first_seq` if that is not 0. Returns the stream's last sequence: 0 if no record was ever
+        written and no `first_seq` given. Raises `BusError`, as `StreamMismatch` if settings differ.
         """
         config: dict[str, Any] = {
             "name": self._subjects.ledger_stream,
@@ -114,12 +115,12 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ wall clocks
 
     def note_server_clock(self, info: StreamInfo) -> None:
-        """Remember the difference between the server's wall clock and this machine's; stream information carries it."""
+        """Remember how far the server's wall clock, as in `info`, is ahead of this machine's monotonic clock."""
         if info.now:
             self._server_ahead_s = wall_seconds(info.now) - time.monotonic()
 
     def server_s(self) -> float:
-        """Return the wall time by the server asked last; by this machine's clock if no server has given its time."""
+        """Return the wall time in seconds: by the server asked last, or by this machine if no server has given it."""
         return time.time() if self._server_ahead_s is None else time.monotonic() + self._server_ahead_s
 
     def wall_s(self) -> float:
@@ -166,7 +167,7 @@ class Ledger:
     async def fold_range(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
         """Fold the records after `state.seq` up to `through`, yielding what each changed; invalid messages are skipped.
 
-        Raises `LedgerGap`, `LedgerBroken`.
+        Raises `LedgerGap`, `LedgerBroken`, `BusError`.
         """
         stream = self._subjects.ledger_stream
         with _reading(state):
@@ -178,7 +179,7 @@ class Ledger:
                 yield message.seq, record, fold(state, record, message.seq)
 
     async def silent_for(self, state: State) -> float:
-        """Return the seconds since the last record was stored, by the server's wall clock.
+        """Return the seconds since record `state.seq` was stored, by the server's wall clock; 0 if it is deleted.
 
         Only a hint, so that a scheduler that just started need not wait for silence; the fence decides which scheduler
         leads.
@@ -189,7 +190,7 @@ class Ledger:
         return self.server_s() - wall_seconds(message.stored_at)
 
     async def named_snapshots(self) -> list[tuple[str, int, str]]:
-        """Return name, sequence and digest of the last two valid snapshots, newest first.
+        """Return name, sequence and digest of the last two snapshots that a record names, newest first; [] if none.
 
         The record that names a snapshot repeats the previous one, and has a subject of its own: one read finds both.
         """
@@ -204,7 +205,10 @@ class Ledger:
         return [(act.name, act.seq, act.digest) for act in reversed(record.acts) if isinstance(act, acts.Snapshot)]
 
     async def last_reign(self) -> State:
-        """Return a state with only the ledger's id and epoch, from the newest epoch record, which is never purged."""
+        """Return a state with only the epoch, the ledger's id and its former ids, from the newest epoch record.
+
+        That record is never purged. An empty state if there is none, or it is invalid.
+        """
         state = State()
         message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
         record = self._decode(message) if message is not None else None
@@ -227,11 +231,14 @@ class Ledger:
                     raise LedgerBroken(f"this ledger cannot be read: {trouble}")
 
     async def purge_below(self, seq: int) -> int:
-        """Delete the records below a sequence. By subject, so that the epoch record stays (ledger-rules H36)."""
+        """Delete the records below a sequence, and return how many (ledger-rules H36).
+
+        Epoch records, and records that name a snapshot, have other subjects and stay.
+        """
         return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)
 
     def fold_message(self, state: State, message: StoredMessage) -> bool:
-        """Fold one stored record and return True; an invalid or stale message is only counted."""
+        """Fold one stored record and return True; step over an invalid or stale message and return False."""
         record = self._decode(message)
         if record is None or record.epoch < state.epoch:
             self._skip(state, message)
@@ -259,7 +266,10 @@ class Ledger:
     # ---------------------------------------------------------------------------------------- appending
 
     async def take_over(self, state: State, name: str, ledger_id: str, time_ms: int, wall_s: float) -> None:
-        """Append the epoch record that begins this term, and fold it. Raises `Deposed` if another leader was first."""
+        """Append the epoch record that begins this term, and fold it. Raises `Deposed` if another leader was first.
+
+        `ledger_id` is the id of a new ledger; an existing one keeps its own.
+        """
         record = Record(
             state.level if state.ledger_id else FORMAT,
             state.epoch + 1,
@@ -314,13 +324,13 @@ class Ledger:
         await self._append_and_fold(state, named, self._subjects.ledger_snapshot)
 
     async def is_resigned(self, seq: int) -> bool:
-        """Return whether the record at this sequence is a leader's resignation."""
+        """Return whether the record at this sequence contains a leader's resignation; False if there is none there."""
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
         return record is not None and any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def has_lost_leaders(self, state: State) -> bool:
-        """Return whether the last two leaders ended within `DEATHS_WITHIN_S` without a goodbye, as by a crash.
+        """Return whether the last two leaders ended without resigning, and the last began within `DEATHS_WITHIN_S`.
 
         Must be asked before the next leader writes its epoch record. Raises `BusError`.
         """
@@ -355,9 +365,9 @@ class Ledger:
         fold(state, record, seq)
 
     async def _append(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
-        """Append one record and return its sequence once it is known to be stored. Raises `Deposed`.
+        """Append one record and return its sequence once it is known to be stored, however long that takes.
 
-        Steps over invalid messages at the end of the stream, so that the fence names its true end.
+        Steps over invalid messages at the end of the stream, so that the fence names its true end. Raises `Deposed`.
         """
         self.appending.begin()
         try:
@@ -425,8 +435,9 @@ class Ledger:
     async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
         """Read through the stream leader whether the record is stored after all; return its sequence if so.
 
-        None means that it is not there now. It may still arrive, so the caller sends the same bytes again. A record of
-        another leader raises `Deposed`; invalid messages are stepped over.
+        None means that the record is not there now, or the end cannot be read. It may still arrive, so the caller sends
+        the same bytes again. Another record of this or a later epoch raises `Deposed`; invalid messages and records of
+        earlier epochs are stepped over.
         """
         while True:
             try:
@@ -453,7 +464,7 @@ class Ledger:
         """Raise `Deposed` if an operator has restored or replaced the ledger meanwhile.
 
         Such a ledger has a newer epoch or another id. It may end before this record's place; but once it had as many
-        records as the old ledger, it would accept this append as its next record.
+        records as the old ledger, it would accept this append as its next record. Does nothing if it cannot be read.
         """
         try:
             stream, subject_of_epochs = self._subjects.ledger_stream, self._subjects.ledger_epoch

@@ -56,9 +56,10 @@ class LedgerReader:
         self.before: list[dict[str, Any]] = []  # the transitions of the job in question in that snapshot
 
     async def records(self, at: int | None = None, job: str | None = None) -> AsyncIterator[FoldedRecord]:
-        """Yield every record that can still be read, or only record `at`. Raises CannotShow, LedgerBroken.
+        """Yield every record that can still be read, or only record `at`; invalid records are left out.
 
         Once the first record is yielded, `before` has the transitions of `job` in the snapshot that reading began with.
+        Raises CannotShow if `at` is not in the ledger or nothing can be read; LedgerBroken, BusError.
         """
         last = (await self._js.stream_info(self._subjects.ledger_stream)).last_seq
         if at is not None and not 1 <= at <= last:
@@ -88,7 +89,7 @@ class LedgerReader:
         )
 
     async def first(self) -> int:
-        """Return the first record that can be shown."""
+        """Return the sequence of the first record that can be shown."""
         if await self._is_whole():
             return 1
         return 1 + min((seq for _, seq, _ in await self._ledger.named_snapshots()), default=0)
@@ -151,7 +152,10 @@ def transitions_in(state: State) -> Iterator[dict[str, Any]]:
 
 
 def placements_in(state: State, at: int | None) -> Iterator[dict[str, Any]]:
-    """Return the placements that record `at` made, or those holding GPUs now; from a state, so without evidence."""
+    """Return the placements that record `at` made, or, for None, those that hold GPUs in this state.
+
+    They are from a state, so without evidence.
+    """
     jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
     found = []
     for job in jobs:

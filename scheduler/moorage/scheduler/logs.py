@@ -136,7 +136,7 @@ class LogRelay:
 
 
 def logs_asked(arguments: dict[str, Any]) -> LogsAsked:
-    """Return the checked arguments of the verb. Raises `Refused`, naming the field."""
+    """Return the checked arguments of the verb `logs`. Raises `Refused`, naming the field."""
     try:
         asked = msgspec.convert(arguments, LogsAsked)
     except msgspec.ValidationError as error:

@@ -52,7 +52,11 @@ log = logging.getLogger("moorage.scheduler")
 
 
 async def serve(settings: SchedulerSettings, target: str | None) -> None:
-    """Run a scheduler until SIGTERM or SIGINT. Without a ledger target, the ledger is in the users' account."""
+    """Run a scheduler until SIGTERM or SIGINT.
+
+    `target` names the users' account. The ledger is in it, unless the settings or the environment have a ledger URL.
+    Raises `LedgerBroken`, `BusError`, `Refused`, OSError.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -102,7 +106,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
 
 
 def _recorder(path: Path) -> Recorder:
-    """Return the recorder that writes to this file. Raises Refused."""
+    """Return the recorder that writes to this file. Raises Refused if the file cannot be written."""
     try:
         return Recorder(path)
     except OSError as error:
@@ -147,7 +151,10 @@ def print_problem(told: Problem) -> None:
 
 
 def run(settings: SchedulerSettings, target: str | None = None, tell: Callable[[Problem], None] = print_problem) -> int:
-    """Run `serve`, on uvloop if installed; report what an operator can fix in one line, and return an exit code."""
+    """Run `serve`, on uvloop if installed, and return an exit code: 0 after a signal.
+
+    `tell` is called with a problem that an operator can fix. Without `target`, the users' account is as in `settings`.
+    """
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, target or settings.nats))

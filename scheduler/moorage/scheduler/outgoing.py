@@ -19,10 +19,10 @@ EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
 def messages_of(
     outputs: Outputs, subjects: Subjects, seq: int, decided: Callable[[str, bytes], bool], bytes_max: int
 ) -> list[Message]:
-    """Return all messages of one record, to send in one write; frames for workers come first if not sent yet.
+    """Add answers and events to `outputs.messages`, and return that list, to send in one write.
 
-    `decided` takes the answers that the durable queue's reader waits for. `bytes_max` is the most that the server
-    accepts.
+    So frames for workers that it still contains come first. `decided` takes the answers that the durable queue's reader
+    waits for. `bytes_max` is the most that the server accepts.
     """
     messages = outputs.messages
     # the reader's own marks contain a blank; subjects never do

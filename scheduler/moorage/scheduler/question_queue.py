@@ -1,8 +1,8 @@
 """Queues of questions: tenants take turns, and each tenant's queue is bounded.
 
 A question is answered from memory in some µs to tens of ms, as `ls` reads every job of its tenant. Answered on arrival,
-a few hundred at once would delay renewals and requests for seconds. So those go first, and questions get a slice of
-each turn of the event loop.
+a few hundred at once would delay renewals and requests for seconds. So renewals and requests go first, and questions
+get a slice of each turn of the event loop.
 """
 
 from __future__ import annotations

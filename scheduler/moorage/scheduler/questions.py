@@ -52,14 +52,14 @@ class Leader(Protocol):
         """Send an answer that needs no record, at once."""
 
     def say(self, messages: list[Message]) -> None:
-        """Send messages without waiting for it."""
+        """Send messages soon, without waiting until they are sent."""
 
     def figures(self) -> dict[str, Any]:
         """Return what the answer to `fleet` contains in addition to the fleet."""
 
 
 class Questions:
-    """Tenants' verbs (`read`) and operators' verbs (`admin`). `inspection` and `foresight` are tasks of the term."""
+    """Tenants' verbs (`read`) and operators' verbs (`admin`). The term runs `inspection` and `foresight` as tasks."""
 
     def __init__(
         self,
@@ -133,7 +133,10 @@ class Questions:
             self._ask(verb, answer, reply, json)
 
     def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Ask the worker that keeps the output, in a task of its own."""
+        """Let the relay answer, at once or behind a record; nothing happens without a reply subject.
+
+        Raises `Refused` for invalid arguments.
+        """
         asked = logs_asked(arguments)
         if not reply:
             return
@@ -150,7 +153,10 @@ class Questions:
             self._ask_behind_a_record(verb, answer, reply, json)
 
     def _ask_behind_a_record(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
-        """Offer a question to the core. No other code may: an exception in the answer would end the term."""
+        """Offer a question to the core, to be answered with the next record.
+
+        Questions are offered only here, with exceptions contained: one in the answer would end the term.
+        """
         self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:

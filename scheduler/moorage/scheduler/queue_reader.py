@@ -60,7 +60,7 @@ _decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 4096)
 
 
 def read_through(state: State) -> int:
-    """Return the highest cursor in the ledger: the stream up to it was read, or belongs to no tenant."""
+    """Return the highest cursor of all tenants in the ledger, 0 if there is none: a new stream begins behind it."""
     return max((max(row.submit_cursor, row.cancel_cursor) for row in state.tenants.values()), default=0)
 
 
@@ -153,9 +153,10 @@ class QueueReader:
         return self._unburied[tenant]
 
     def decided(self, reply: str, answer: bytes) -> bool:
-        """Return whether this answer is about a queued message or a resent dead letter.
+        """Take an answer about a queued message or a resent dead letter; return False for any other answer.
 
-        A refused queued message becomes a dead letter, since no client waits for the answer.
+        `reply` is the mark with which the message was offered. A refused queued message becomes a dead letter, since no
+        client waits for the answer.
         """
         if not reply.startswith(_REPLY_MARK):
             return self.letters.decided(reply, answer)
@@ -175,7 +176,7 @@ class QueueReader:
             self._some.set()
 
     async def run(self) -> None:
-        """Read for ever: on hints, and regularly to find what hints missed. May be run again after it raised."""
+        """Read forever: on hints, and regularly to find what hints missed. May be run again after it raised."""
         self._some.set()
         async with asyncio.TaskGroup() as group:
             for _ in range(BURIED_AT_ONCE):
@@ -311,9 +312,10 @@ class QueueReader:
         return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
 
     def _room_for(self, tenant: str) -> int:
-        """Return how many requests may be read, considering the memory bound and what is read but not recorded.
+        """Return how many of a tenant's requests may be read now; 0 or less for none.
 
-        With an operator's limit of jobs, nothing more is read until everything read is folded.
+        The memory bound, and what is read but not recorded, are considered. With an operator's limit of jobs, nothing
+        more is read until everything read is folded.
         """
         engine = self._engine
         if engine.holds_back(tenant):
@@ -327,7 +329,10 @@ class QueueReader:
         return min(room, row.jobs_max - row.live) if is_folded else 0
 
     async def _read_some(self, tenant: str, verb: str) -> bool:
-        """Read one batch of a tenant's queue; return whether it may hold more."""
+        """Read one batch of a tenant's queue; return whether to read on at once.
+
+        False if nothing is left, or the queue waits for room or for its dead letters to be stored.
+        """
         while self._engine.waiting > AHEAD_MAX:
             self._room.clear()
             await self._room.wait()
@@ -355,7 +360,7 @@ class QueueReader:
         return not lost
 
     async def _next(self, tenant: str, verb: str, seq: int, most: int) -> list[StoredMessage]:
-        """Return the next messages of a queue: first those in the former shared stream, then those in its own."""
+        """Return the next messages of a queue, [] if there are none: first those in the former shared stream."""
         await self._known.wait()
         key, subject = (tenant, verb), self._subjects.request(tenant, verb)
         if self._former is not None and self._former.messages and key not in self._former_read:
@@ -410,7 +415,7 @@ class QueueReader:
         return Submit(tenant, name or f"q{message.seq}", body, request, shape, reply, True, message.seq, trace)
 
     async def _purge(self) -> None:
-        """Delete messages behind the folded cursors; repeating or losing a purge does no harm."""
+        """Delete, forever, messages up to the folded cursors; repeating or losing a purge does no harm."""
         while True:
             await asyncio.sleep(PURGE_EVERY_S)
             for tenant in list(self._engine.state.tenants.values()):

@@ -67,7 +67,10 @@ async def tenants_of(world: Connection, subjects: Subjects) -> frozenset[str]:
 
 
 class QueueStreams:
-    """Which stream holds which tenant's queue. `tenants` are those with their own stream, as of the last refresh."""
+    """The mapping of tenants' queues to streams. `tenants` are those with their own stream, as of the last refresh.
+
+    Before the first refresh, and without `world`, there are none.
+    """
 
     def __init__(
         self, jetstream: JetStream, subjects: Subjects, replicas: int, world: Connection | None = None
@@ -90,9 +93,10 @@ class QueueStreams:
         return self._subjects.request_stream_of(tenant) if tenant in self.tenants else self._subjects.request_stream
 
     async def ensure(self, first_seq: Callable[[], Awaitable[int]]) -> None:
-        """Create the streams, as large as the server has room for; `first_seq` says where a new one begins.
+        """Create the streams, smaller if the server lacks room, or check them; `first_seq` says where a new one begins.
 
-        It may stop anywhere and be repeated. Raises `BusError`.
+        If tenants have their own streams, the shared one is not created, and an existing one accepts nothing more. May
+        be repeated after it stopped anywhere. Raises `BusError`.
         """
         if not self.tenants:
             config = stream_config(self._subjects, self._replicas)
@@ -116,7 +120,10 @@ class QueueStreams:
 
 
 async def info_of(jetstream: JetStream, stream: str, subjects: str = "") -> StreamInfo | None:
-    """Return state and settings of a stream; None if it does not exist. Raises `BusError`."""
+    """Return state and settings of a stream, None if it does not exist; with a filter `subjects`, also their counts.
+
+    Raises `BusError`.
+    """
     try:
         return await jetstream.stream_info(stream, subjects)
     except JetStreamRefused as refused:

@@ -208,11 +208,14 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
 
 
 class CannotReplay(Exception):
-    """The file is not a recording of a leader, or one of another release."""
+    """The file is not a recording, is damaged, or needs another release or a ranker that is not imported."""
 
 
 class Replayed(NamedTuple):
-    """A record that was built again; `same` says whether its bytes equal the recorded ones."""
+    """A record as recorded; `same` says whether it was built again with the same bytes.
+
+    `state` is the state after the record if so, else before it; replaying the next record changes it.
+    """
 
     seq: int
     record: Record
@@ -221,7 +224,7 @@ class Replayed(NamedTuple):
 
 
 def placements(one: Replayed) -> Iterator[dict[str, Any]]:
-    """Yield the placements of a record with their evidence."""
+    """Yield the recorded placements of a record with their evidence."""
     record, state = one.record, one.state
     known = {record.evidence[at]: record.evidence[at + 2 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
     steps = record.steps
@@ -274,7 +277,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
 
 
 def _frame_at(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
-    """Return the frame at this position and the position after it; None if there is no whole frame."""
+    """Return the frame at this position and the position after it; None for the frame if it is not whole."""
     body_at = at + 4
     then = body_at + int.from_bytes(data[at:body_at], "big")
     if then - body_at >= FRAME_BYTES_MAX or then > len(data):
@@ -309,7 +312,7 @@ def _next_reign(data: mmap.mmap, start: int) -> int:
 
 
 def replay(path: Path) -> Iterator[Replayed]:
-    """Repeat all decisions of a recording, record by record. A term is given up at its first difference.
+    """Repeat the decisions of a recording, and yield each record. After the first difference, its term is skipped.
 
     Raises CannotReplay and OSError.
     """

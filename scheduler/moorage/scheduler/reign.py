@@ -112,7 +112,7 @@ class Reign:
         self._loop = asyncio.get_running_loop()
 
     def _explain_waiting(self, job: Job) -> dict[str, Any] | None:
-        """Return why a job waits, for the answer to its submit."""
+        """Return why a job waits, for the answer to its submit; None as in `Foresight.at_submit`."""
         return self.questions.foresight.at_submit(job)
 
     # ---------------------------------------------------------------------------------------- in and out
@@ -207,7 +207,10 @@ class Reign:
     # ---------------------------------------------------------------------------------------------- loop
 
     async def loop(self) -> None:
-        """Write one record after the other; what arrives during an append goes into the next record."""
+        """Write one record after the other, until one resigns; what arrives during an append goes into the next record.
+
+        Raises `Deposed`, and `LedgerOlder` once workers know of later terms than the ledger.
+        """
         engine, view, ledger = self.engine, View(self.engine), self._scheduler.ledger
         while True:
             await self._until_due()
@@ -268,7 +271,7 @@ class Reign:
         self._wake()
 
     def idle_until_s(self) -> float:
-        """Return until when, by the monotonic clock, only heartbeats follow if nothing arrives; 0 if busy."""
+        """Return until when, in monotonic seconds, only heartbeats follow if nothing arrives; a time past if busy."""
         if not (self.history.is_idle and self._scheduler.standings.lately()):
             return 0.0
         left_ms = View(self.engine).idle_until_ms - self.time_ms()
@@ -351,7 +354,7 @@ class Reign:
         return self._time_ms(self.mono_ms())
 
     def say(self, messages: list[Message]) -> None:
-        """Send messages without waiting for it."""
+        """Send messages soon, without waiting until they are sent."""
         self._send_soon([(subject, payload) for subject, payload, _ in messages])
 
     def figures(self) -> dict[str, Any]:
@@ -368,7 +371,10 @@ class Reign:
     # ------------------------------------------------------------------------------------------- reports
 
     async def report(self) -> None:
-        """Publish the fleet frame for observers twice a second; it contains no tenant's jobs."""
+        """Publish, forever, the fleet frame for observers twice a second; it contains no tenant's jobs.
+
+        Also collects garbage when that is due.
+        """
         frames, told = FleetFrames(self.engine), False
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
@@ -383,9 +389,10 @@ class Reign:
             await self._world.send([(self._subjects.fleet_frame, frame, "")])
 
     async def snapshot(self) -> None:
-        """Have a follower process write a snapshot now and then, name it in the ledger, and purge older records.
+        """Have a follower process write a snapshot every `snapshot_records` records, and name it in the ledger.
 
-        Records after the previous snapshot are kept.
+        Then older records and snapshots are purged; records after the previous snapshot are kept. Returns at once if
+        there is no command for the follower.
         """
         scheduler, state = self._scheduler, self.engine.state
         if scheduler.snapshot_command is None:
@@ -417,7 +424,7 @@ class Reign:
                     self._wake()
 
     async def _snapshot_of_memory(self) -> SnapshotTaken | None:
-        """Write a snapshot in this process, although that holds up the leader.
+        """Write a snapshot in this process, although that holds up the leader; None if it failed, which is logged.
 
         Needed when all snapshots were deleted: the purged records are then only in memory, and without a snapshot the
         next leader could not read the ledger.

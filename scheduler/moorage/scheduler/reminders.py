@@ -18,7 +18,7 @@ class Reminders:
         self._said_s: dict[str, float] = {}  # by text, the monotonic time at which it was logged
 
     def due(self, words: str) -> bool:
-        """Return whether to log this text now: if it is new, or was last logged long ago. Counts it as logged."""
+        """Return whether to log this text now, and count it as logged then: it is new, or `AGAIN_S` have passed."""
         now_s, said_s = time.monotonic(), self._said_s.get(words)
         if said_s is not None and now_s - said_s < AGAIN_S:
             return False

@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
-    """Call `make` repeatedly until it is answered, for `RETRY_FOR_S` at most; it must be safe to repeat.
+    """Return what `make` returns, calling it again, for `RETRY_FOR_S` at most, while servers are missing or silent.
 
-    Raises the exception of the last call.
+    `make` must be safe to repeat. Raises the last such error; any other exception at once.
     """
     is_told = False
 

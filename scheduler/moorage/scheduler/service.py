@@ -37,14 +37,17 @@ RESIGN_S: Final = 3.0
 
 
 class Scheduler(Parts):
-    """See `Parts` for its arguments."""
+    """A scheduler process that stands by and leads. See `Parts` for its arguments."""
 
     reign: Reign | None = None
     _folded = 0  # the last ledger record that this standby folded
     _is_new = False  # whether the ledger was empty when this process began
 
     async def run(self) -> None:
-        """Stand by and lead, until `resign` or cancellation. Raises `LedgerBroken` if an operator must act."""
+        """Stand by and lead, until `resign` while leading, or cancellation.
+
+        Raises `LedgerBroken` if an operator must act; `BusError` if streams cannot be made or read.
+        """
         announcing = asyncio.create_task(self.standings.announce(self._standing))
         try:
             await self._run()
@@ -57,14 +60,14 @@ class Scheduler(Parts):
         return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
 
     async def _make_streams(self) -> None:
-        """Create the other streams, or check them."""
+        """Create or check the streams of the queue, the dead letters and the snapshots. Raises `BusError`."""
         await self.queue_streams.refresh()
         await self.queue_streams.ensure(self._first_request)
         await DeadLetters.ensure(self.world_js, self.subjects, self.replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
 
     async def _first_request(self) -> int:
-        """Return the first sequence of a request queue to create: behind what was read of an earlier queue."""
+        """Return the first sequence of a request queue to create: behind all cursors; 1 for a new ledger."""
         if self._is_new:
             return 1
         await self.snapshots.ensure()
@@ -111,7 +114,7 @@ class Scheduler(Parts):
             state = await recover(self.ledger, self.snapshots)
 
     async def _stand_by(self, state: State) -> None:
-        """Fold the ledger until its leader resigns, or is silent for the takeover time plus a random part."""
+        """Fold the ledger until it has no leader, or its leader is silent for the takeover time plus a random part."""
         began, records = time.monotonic(), await self._catch_up(state)
         self._folded = state.seq
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
@@ -158,7 +161,7 @@ class Scheduler(Parts):
     async def resign(self) -> None:
         """Stop leading with a last record that says so, so that a standby need not wait for silence.
 
-        Takes `RESIGN_S` at most.
+        Waits for that record `RESIGN_S` at most, and logs a timeout. Does nothing if this process does not lead.
         """
         reign = self.reign
         if reign is not None:
@@ -180,7 +183,10 @@ class Scheduler(Parts):
             return False
 
     async def _lead(self, state: State) -> bool:
-        """Lead until another scheduler does (raises `Deposed`), or until `resign` (returns True)."""
+        """Lead until `resign` (returns True), or until another scheduler leads.
+
+        Raises `Deposed` for that: alone if the takeover failed, later in an ExceptionGroup.
+        """
         began_ms = monotonic_ms()
         wall_s, careful = self.ledger.wall_s(), await self._must_be_careful(state)
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)

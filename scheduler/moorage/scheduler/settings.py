@@ -27,8 +27,8 @@ NAME_CHARS_MAX: Final = 128
 class SchedulerSettings(Config, frozen=True, kw_only=True):
     """The settings of one scheduler process.
 
-    Raises ValueError for an invalid prefix or ranker, and for times that contradict each other. Ranges and choices of
-    single values are checked where settings are read (`scheduler_settings`).
+    Raises ValueError for an invalid name, prefix or ranker, and for times that contradict each other. Ranges and
+    choices of single values are checked where settings are read (`scheduler_settings`).
     """
 
     nats: Annotated[

@@ -54,7 +54,7 @@ class Snapshots:
     async def write(self, state: State) -> tuple[str, int, str]:
         """Write the state in chunks and read them back, since the ledger will be purged up to this snapshot.
 
-        Returns name, sequence and digest for the record that names it. Raises `BadSnapshot`.
+        Returns name, sequence and digest for the record that names it. Raises `BadSnapshot`, `BusError`.
         """
         data, seq = dump(state), state.seq  # it may be the state of a leader, which changes meanwhile
         name, digest = f"{seq}-{os.urandom(4).hex()}", snapshot_digest(data)
@@ -68,7 +68,10 @@ class Snapshots:
         return name, seq, digest
 
     async def read(self, name: str, digest: str) -> State:
-        """Return the state of a named snapshot. Raises `BadSnapshot` if it is missing or not the one named."""
+        """Return the state of a named snapshot.
+
+        Raises `BadSnapshot` if it is missing or does not have this digest; `BusError`.
+        """
         stream = self._subjects.snapshot_stream
         parts = [m.data async for m in self._js.read_range(stream, self._subjects.snapshot(name))]
         data = b"".join(parts)
@@ -85,9 +88,10 @@ class Snapshots:
 
 
 async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
-    """Return the state to start from: the newest snapshot that a ledger record names, else an empty state.
+    """Return the state to start from: the newest snapshot that a ledger record names and that can be read.
 
-    Raises `LedgerBroken` if this Python cannot check its digests.
+    If there is none, an empty state. Later records are not folded. Raises `BusError`, and `LedgerBroken` if this Python
+    cannot check the ledger's digests.
     """
     await ledger.check_digests()
     for name, seq, digest in await ledger.named_snapshots():

@@ -1,8 +1,8 @@
-"""Which scheduler leads and which stand by: each announces that, with the feature level that it can read and write.
+"""Which scheduler leads and which stand by: each announces its role, and the feature level that it can read and write.
 
 Announcements may be lost and prove nothing. So an operator who raises the feature level also says how many schedulers
-must have announced it. They include the settings: each scheduler leads with its own, so a takeover changes settings
-that differ.
+must have announced it. Announcements include the settings: each scheduler leads with its own, so a takeover changes
+settings that differ.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Standings:
         self._heard: dict[str, tuple[Standing, float]] = {}
 
     async def announce(self, now: Callable[[], tuple[int, bool]]) -> None:
-        """Announce for ever; `now` returns the last folded ledger record, and whether this scheduler leads."""
+        """Announce forever; `now` returns the last folded ledger record, and whether this scheduler leads."""
         while True:
             ledger, leads = now()
             frame = Standing(self._name, RELEASE, records.FORMAT, ledger, leads, self._settings)
@@ -89,7 +89,7 @@ class Standings:
         self._heard = {name: (said, at_s + seconds) for name, (said, at_s) in self._heard.items()}
 
     def lately(self) -> list[Standing]:
-        """Return the schedulers heard from in the last seconds, by name."""
+        """Return the last announcement of each scheduler heard from within `HEARD_S`, sorted by name; forget others."""
         since = time.monotonic() - HEARD_S
         self._heard = {name: heard for name, heard in self._heard.items() if heard[1] >= since}
         return [self._heard[name][0] for name in sorted(self._heard)]

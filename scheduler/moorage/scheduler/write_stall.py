@@ -1,7 +1,7 @@
 """Answers callers while appends to the ledger stall, so that they do not wait for a record that does not come.
 
 Requests that arrive during a stall are held here, before the engine sees them. If the ledger soon takes records again,
-they are read as usual. If not, they are refused, but only after `TOLD_AFTER_S`: perhaps only this leader is cut off,
+they are handled then. If not, they are refused, but only after `TOLD_AFTER_S`: perhaps only this leader is cut off,
 and another scheduler leads by then and answers.
 """
 
@@ -132,7 +132,7 @@ class StalledRequests:
             self._resume(delivery)
 
     def close(self) -> None:
-        """Send no more answers, since another scheduler leads."""
+        """Refuse no more held requests: another scheduler answers them, or `release` handles them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
 """A simulation as a picture: GPUs leased and jobs waiting over time, and how long each class of request waited.
 
-Plain SVG 1.1, written by hand: three panels of lines and bars do not carry a plotting library. Colours are those of
-Okabe and Ito, which colour-blind readers tell apart; every series has a name in the legend, too.
+Plain SVG 1.1, written by hand: three panels of lines and bars do not justify a plotting library. Colors are those of
+Okabe and Ito, which color-blind readers tell apart; every series has a name in the legend, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ticks(most: float, count: int = 5) -> list[float]:
 
 
 def chart(title: str, series: Sequence[Series]) -> str:
-    """Return the picture of at most `SERIES_MAX` runs of one trace, as a whole SVG document."""
+    """Return the picture of the first `SERIES_MAX` runs of one trace, as a whole SVG document."""
     series = series[:SERIES_MAX]
     end_h = max((run.points[-1].at_ms / HOUR_MS for run in series if run.points), default=1.0) or 1.0
     gpus = max((run.report.gpus for run in series), default=1)
@@ -123,7 +123,7 @@ class _Panel:
         return "\n".join(parts)
 
     def _path(self, points: Sequence[tuple[int, float]]) -> list[str]:
-        """Return a step line; of the points in one column the least and the greatest, so that no peak is lost."""
+        """Return the SVG path of a step line; each column has its least and greatest value, so that no peak is lost."""
         columns: dict[int, tuple[float, float, float]] = {}
         for at_ms, value in points:
             column = int(COLUMNS * at_ms / self._end_ms)

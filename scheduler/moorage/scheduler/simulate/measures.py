@@ -29,7 +29,10 @@ CLASSES: Final = (("no GPU", 0), ("share", 999), ("1 GPU", 1000), ("2-7 GPUs", 7
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """The waits of one group of jobs in hours; the quantiles are of the jobs that started."""
+    """The waits of one group of jobs in hours, over the jobs that started; 0 if none did.
+
+    `jct_mean_h`, `slowdown_mean` and `gpu_hours` are over the jobs that started and ended.
+    """
 
     jobs: int
     started: int
@@ -43,7 +46,11 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="simulation"):
-    """One run of a trace. `allocated_percent` is until the last arrival, `whole_percent` until the last end."""
+    """The results of one run of a trace.
+
+    `allocated_percent` is the mean part of the GPUs that was leased until the last arrival, `whole_percent` until the
+    clock stopped.
+    """
 
     trace: str
     settings: dict[str, Any]
@@ -68,7 +75,7 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="simulation"):
 
 
 class Timeline:
-    """The moments in order, thinned to at most `POINTS_MAX`; means are over all moments."""
+    """The moments in order: `points` are thinned to at most `POINTS_MAX`, means are over all moments."""
 
     def __init__(self) -> None:
         self.points: list[Moment] = []
@@ -94,7 +101,10 @@ class Timeline:
             self._stride *= 2
 
     def mean_milli(self, until_ms: int | None = None) -> float:
-        """Return the mean of GPUs leased, in thousandths, from the first moment to `until_ms` or the last one."""
+        """Return the mean of GPUs leased, in thousandths, from the first moment to the last; 0 without two moments.
+
+        With `until_ms`, to the first point kept at or after it.
+        """
         if self._last is None:
             return 0.0
         start = self._area_at[0][0]
@@ -130,7 +140,7 @@ def _slowdown(run: Run) -> float:
 
 
 def waits_of(runs: Iterable[Run]) -> Waits:
-    """Return the sums of one group of jobs."""
+    """Return the waits, completion times and GPU hours of one group of jobs."""
     listed = list(runs)
     waits = sorted(wait_ms(run) for run in listed if run.started_ms >= 0)
     over = [run for run in listed if run.started_ms >= 0 and run.ended_ms >= 0]
@@ -159,7 +169,7 @@ def _hours(ms: float) -> float:
 
 
 def fairness_of(groups: Iterable[Waits]) -> float:
-    """Return Jain's index over the groups' mean slowdowns; 1 for one group."""
+    """Return Jain's index over the mean slowdowns of the groups with ended jobs; 1 for one such group, or none."""
     values = [group.slowdown_mean for group in groups if group.slowdown_mean]
     squares = sum(value * value for value in values)
     return round(sum(values) ** 2 / (len(values) * squares), 4) if squares else 1.0
@@ -185,7 +195,7 @@ def report_of(
     cut_at_ms: int | None,
     never: dict[str, str],
 ) -> Report:
-    """Return the report of a whole run. `runs` are in order of arrival."""
+    """Return the report of a whole run. `runs` are in order of arrival; there must be one."""
     classes = grouped(runs, class_of)
     tenants = {name: waits_of(group) for name, group in grouped(runs, lambda run: run.job.tenant).items()}
     most = sorted(tenants.items(), key=lambda row: (-row[1].gpu_hours, row[0]))[:TENANTS_MAX]

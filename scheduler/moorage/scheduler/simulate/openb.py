@@ -28,7 +28,7 @@ _POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"
 
 
 class TraceError(ValueError):
-    """The folder does not contain the files of a trace."""
+    """The folder does not contain the files of a trace, or contains several node lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class TraceHost:
 class TraceTask:
     """One task. `gpu_milli` is what it takes of each of its GPUs, 1000 for the whole; times are seconds.
 
-    `models` are the models that will do, whole words; empty is any. `ended_s` is None where the trace does not say.
+    `models` are the models that will do, whole words; empty is any. Where the trace has no time, `created_s` is 0 and
+    `ended_s` None.
     """
 
     name: str
@@ -60,7 +61,7 @@ class TraceTask:
 
     @property
     def gpu_demand_milli(self) -> int:
-        """What the task asks for in all, in thousandths of a GPU."""
+        """All that the task asks for, in thousandths of a GPU."""
         return self.gpus * self.gpu_milli
 
     @property

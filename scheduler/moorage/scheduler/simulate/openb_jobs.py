@@ -30,7 +30,10 @@ def openb_hosts(path: Path) -> list[SimHost]:
 
 
 def openb_jobs(path: Path) -> Iterator[TraceJob]:
-    """Yield the tasks of a pod list that has arrival and end times. Raises Refused."""
+    """Yield the tasks of a pod list as jobs; a task without an arrival time arrives at 0.
+
+    Raises Refused, also for a task without an end time.
+    """
     return once(path, _numbered(path))
 
 
@@ -51,7 +54,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
 
 def request_of(task: TraceTask) -> Request:
-    """Return what a task asks for; a model in whole words, as `=T4`."""
+    """Return what a task asks for; a model in whole words, as `=T4`. Raises ValueError beyond a request's bounds."""
     gpu = None
     if task.gpus:
         models = [f"={model}" for model in task.models]

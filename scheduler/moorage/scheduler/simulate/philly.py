@@ -1,8 +1,8 @@
 """Reader of the Philly jobs as prepared for the Gavel simulator: `vc,job,arrival_s,duration_s,num_gpu`.
 
-A request for more than a host's GPUs is a gang of whole hosts; arrivals count from each virtual cluster's own
-beginning, so one cluster is one trace. Cite: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN
-Training Workloads", USENIX ATC 2019; Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep
+A request for more than a host's GPUs is a gang of whole hosts, rounded up; arrivals count from each virtual cluster's
+own beginning, so one cluster is one trace. Cite: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for
+DNN Training Workloads", USENIX ATC 2019; Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep
 Learning Workloads" (Gavel), OSDI 2020.
 """
 
@@ -29,7 +29,7 @@ _RUN: Final = Run(driver="noop")
 
 
 def read_philly(path: Path, cluster: str) -> Iterator[TraceJob]:
-    """Return the jobs of one virtual cluster; its name is their tenant. Raises Refused."""
+    """Yield the jobs of one virtual cluster; its name is their tenant. Raises Refused, also if it has no job."""
     return once(path, _numbered(path, cluster))
 
 
@@ -58,5 +58,5 @@ def _request(row: Row) -> Request:
 
 
 def hosts_of(gpus: int) -> list[SimHost]:
-    """Return hosts of 8 GPUs with at least `gpus` GPUs in all."""
+    """Return as few hosts of 8 GPUs as have at least `gpus` GPUs in all."""
     return [uniform_host(f"n{number:03}", HOST_GPUS, MODEL) for number in range(-(-gpus // HOST_GPUS))]

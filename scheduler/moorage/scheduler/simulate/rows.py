@@ -79,7 +79,7 @@ class Row:
         return int(value)
 
     def seconds(self, column: str, most: float = 1e12) -> float | None:
-        """Return seconds; None if the column is missing or empty."""
+        """Return the seconds in a column, 0 to `most`; None if the column is missing or empty."""
         value = self.raw(column)
         if not value:
             return None
@@ -144,7 +144,7 @@ def read_rows(path: Path, needed: tuple[str, ...], known: Collection[str] | None
 
 
 def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Return every row with cells, and the line on which it begins."""
+    """Yield the line on which each row begins, and its cells; empty rows are left out."""
     reader = csv.reader(_lines(path, file), strict=True)
     while True:
         line = reader.line_num + 1

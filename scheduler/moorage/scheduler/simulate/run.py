@@ -36,8 +36,9 @@ def simulate(
 ) -> Simulated:
     """Run a trace to its end, to `until_ms`, or until `KeyboardInterrupt`; the report says where it was cut.
 
-    `jobs` are in order of arrival. `settings` is what the report says of `config`, `orders` are operators' orders
-    before the first arrival. `progress` is called with the part of the jobs that have ended, 0..1.
+    `until_ms` counts from the trace's beginning; the run stops after the first moment at or after it. `jobs` are in
+    order of arrival. `settings` is what the report says of `config`, `orders` are operators' orders before the first
+    arrival. `progress` is called with the part of the jobs that have ended, 0..1.
     """
     timeline = Timeline()
     world = World(hosts, jobs, config, timeline.add, orders)

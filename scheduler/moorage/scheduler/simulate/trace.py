@@ -5,7 +5,8 @@ Moorage's own format is JSON lines, one line for each job:
     {"at_s": 12.5, "runs_s": 3600, "tenant": "vision", "request": {"job": "train-1", "gpu": {"count": 8}}}
 
 `at_s` counts from the trace's beginning and `runs_s` is how long one attempt runs, both in seconds; `tenant` is
-`default` where it is left out. `request` is the request as it would be submitted; `run` may be left out.
+`default` where it is left out. `request` is the request as it would be submitted; `run` may be left out, and `job`,
+which is then `job-` and the number of the line.
 A CSV file can describe simpler jobs, with these columns (the first two are needed, the others may be left out):
 
     at_s,runs_s,tenant,job,gpu,replicas,gang,priority,cpu_milli,memory_mib,workload,timeout_s
@@ -116,7 +117,7 @@ def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[Trace
 
 
 def read_own(path: Path) -> Iterator[TraceJob]:
-    """Yield the jobs of a trace in JSON lines. Raises Refused, which names the line."""
+    """Yield the jobs of a trace in JSON lines. Raises Refused, which names the line, and OSError."""
     return once(path, _of_lines(path))
 
 

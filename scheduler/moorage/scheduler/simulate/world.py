@@ -38,7 +38,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Run(msgspec.Struct, gc=False):
-    """The result of one job of the trace; times in ms from its beginning, -1 for what did not happen."""
+    """The result of one job of the trace; times in ms from the trace's beginning, -1 for what did not happen.
+
+    `state` is QUEUED until the job ends. `attempts` is the most of any replica.
+    """
 
     job: TraceJob
     started_ms: int = -1  # when its first replica first ran
@@ -48,7 +51,7 @@ class Run(msgspec.Struct, gc=False):
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """The fleet after one moment: GPUs leased in thousandths (a share counts as its part), and waiting jobs."""
+    """The fleet after one moment: GPUs leased in thousandths (a share is its part), and jobs that have not run yet."""
 
     at_ms: int
     leased_milli: int
@@ -58,7 +61,7 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 class World(Play):
     """Plays a trace. `jobs` are in order of arrival, `orders` are operators' orders before the first arrival.
 
-    `on_moment` is called for every moment at which something changed.
+    `on_moment` is called after every `step`.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Finds smaller or other requests that may start now in place of a waiting one, least sacrifice first.
 
-The order is: a time limit that lets it in, another model, less memory, another slice, a share of a GPU, a lower level
-of enforcement, fewer cores, no gang, fewer replicas, fewer GPUs, one label less. These are candidates: each is tried
-before it is suggested (see `fixes`). Requests that would be refused are left out.
+The order is: a time limit that lets it in, any device, another model, any vendor, a lower compute capability, less
+memory, another slice, a whole GPU instead of a slice, a shared GPU or another share, a lower level of enforcement,
+fewer cores or less host memory, no gang, fewer replicas, fewer GPUs, one label less. These are candidates: each is
+tried before it is suggested (see `fixes`). Requests that would be refused are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
 
 class Change(NamedTuple):
-    """A changed request. `fields` are the fields that differ from the waiting request `before`."""
+    """A changed request. `say` is the change in words, `fields` differ from the waiting request `before`."""
 
     say: str
     request: Request
@@ -53,7 +54,10 @@ class Change(NamedTuple):
 
 
 def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
-    """Return the changes of each kind. `needed_in_ms`: in how many ms hosts are needed that it could use until then."""
+    """Return an iterator of changes for each kind, in the module's order.
+
+    `needed_in_ms`: in how many ms hosts that are free until then are needed for another job, or leave for a drain.
+    """
     return [
         (Change(say, changed, (name,), request) for say, changed, name in kind(fleet, request) if not changed.trouble)
         for kind in _kinds(request, needed_in_ms)
@@ -61,7 +65,10 @@ def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list
 
 
 def pairs(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
-    """Return combinations of two changes, with the mildest and the strongest of each first kind."""
+    """Return iterators of combinations of two changes: the mildest and the strongest of each kind with all later kinds.
+
+    `needed_in_ms` is as in `singles`.
+    """
     kinds, found = _kinds(request, needed_in_ms), list[Iterator[Change]]()
     for at, kind in enumerate(kinds):
         first = list(kind(fleet, request))
@@ -145,8 +152,10 @@ def _devices(fleet: Fleet) -> dict[str, int]:
 
 
 def short_name(device: str) -> str:
-    """Return a device's name as users write it: `H100` for `NVIDIA H100 80GB HBM3`; else its first 64
-    characters."""
+    """Return a device's name as users write it: `H100` for `NVIDIA H100 80GB HBM3`.
+
+    If it contains no such word, its first 64 characters.
+    """
     found = _MODEL_WORD.search(device)
     return found[0] if found is not None else device[:64]
 
@@ -199,7 +208,10 @@ def _gib(mib: int) -> str:
 
 
 def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """Yield requests for a share instead of a whole GPU, for a smaller share, or for a whole GPU instead of a share."""
+    """Yield requests for a shared GPU (mps, time-slice) instead of an exclusive one.
+
+    For a request that shares a GPU: for smaller shares, then for a whole GPU, or for any index instead of one index.
+    """
     gpu = request.effective_gpu
     if gpu is None:
         return
@@ -238,7 +250,7 @@ def _no_slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _gb(profile: str) -> int:
-    """Return the GB in the name of a MIG profile: 10 for `1g.10gb+me`."""
+    """Return the GB in the name of a MIG profile: 10 for `1g.10gb+me`; 0 if there are none."""
     found = _GB.search(profile)
     return int(found[1]) if found is not None else 0
 
@@ -257,7 +269,10 @@ def _level(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """Yield the most CPU and host memory that one host has free, where that is less than asked for."""
+    """Yield requests for the most CPU and host memory that is free on a host, where that is less than asked for.
+
+    The two may be free on different hosts. Both are rounded down to whole cores and GiB if that leaves any.
+    """
     asked = request.resources
     if asked is None:
         return
@@ -284,7 +299,7 @@ def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """Yield fewer replicas of a gang, the most first."""
+    """Yield requests for fewer replicas of a gang, the most first, not for every number."""
     gpu = request.effective_gpu
     if gpu is None or gpu.effective_scheduling != "gang":
         return

@@ -99,12 +99,15 @@ def _let_go(send: int) -> None:
 
 
 def ask(work: Work, limit_s: float = CHILD_S_MAX) -> bytes | None:
-    """Wait for a child's answer and return it; None if it failed or took too long."""
+    """Wait for a child's answer and return it; None if it failed or took too long. Raises OSError as `fork`."""
     return ask_all([work], limit_s)[0]
 
 
 def ask_all(works: Sequence[Work], limit_s: float = CHILD_S_MAX) -> list[bytes | None]:
-    """Wait for the answers of children, `CHILDREN_MAX` at once; None for each that failed or took too long."""
+    """Wait for the answers of children, `CHILDREN_MAX` at once, and return them in the order of `works`.
+
+    None stands for each that failed or took longer than `limit_s`. Raises OSError if a child cannot be started.
+    """
     answers: list[bytes | None] = [None] * len(works)
     running: dict[int, _Asked] = {}  # by the pipe to read from
     left = deque(enumerate(works))
@@ -146,7 +149,7 @@ def _kill(pid: int, receive: int) -> None:
 
 
 def _reap(pid: int, receive: int) -> int:
-    """Return the exit status of a child, waiting for its end."""
+    """Close the pipe, wait for the child's end, and return its status as `waitpid` does: 0 for success."""
     os.close(receive)
     return os.waitpid(pid, 0)[1]
 
@@ -163,7 +166,8 @@ class Children:
     def ask(self, work: Work, told: Callable[[bytes | None], None]) -> bool:
         """Have a child do `work` and pass the answer to `told`; return False if too many wait or none can be started.
 
-        The answer is `FAILED` if the work raised, None if it took too long. After False, `told` is not called.
+        The answer is `FAILED` if the work raised or its answer is too large. It is None if the child took too long or
+        was killed, or if it waited and then could not be started. After False, `told` is not called.
         """
         if len(self._running) >= CHILDREN_MAX:
             if len(self._waiting) >= WAITING_MAX:

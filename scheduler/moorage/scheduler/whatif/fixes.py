@@ -38,7 +38,8 @@ _Fix = TypeVar("_Fix", Remedy, Change)
 def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, list[dict[str, Any]]]:
     """Return why a job waits, and at most `FIXES_MAX` changes that would start it. For a child: it uses up the engine.
 
-    The reason is empty if no change can help.
+    The reason is empty if the job does not wait, or no change can help. With a reason the list may be empty: then none
+    of the changes that were tried works.
     """
     now = _Trial(engine, time_ms)  # also commits the record in flight
     data = explain_job(engine, tenant, name)
@@ -91,7 +92,10 @@ class _Tried:
         self._left = TRIED_MAX
 
     def first_of(self, fixes: Iterator[_Fix]) -> list[_Fix]:
-        """Return the first of these fixes with which the job starts, in a list; an empty list if none works."""
+        """Return the first of these fixes with which the job starts, in a list.
+
+        The list is empty if none works, or if `TRIED_MAX` fixes were tried before one did.
+        """
         for fix in fixes:
             if not self._left:
                 break
@@ -121,7 +125,10 @@ class _Trial(Play):
 
 
 def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms: int | None) -> bytes:
-    """Return whether `request`, submitted at the cancel of the job or `apart_ms` after it, starts."""
+    """Return `_STARTS` if `request` starts when submitted `apart_ms` after the job's cancel, else b"".
+
+    With None, the cancel and the submit are in one record.
+    """
     trial = _Trial(engine, time_ms)
     engine.offer(Cancel(job.tenant, job.name, "explain"))
     if apart_ms is not None:
@@ -134,7 +141,10 @@ def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms:
 
 
 def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
-    """Return whether the job starts after an operator's or tenant's act and the end of what that ends."""
+    """Return `_STARTS` if the job starts after an operator's or tenant's act, else b"".
+
+    If the act cancels a job, that job has left its hosts.
+    """
     waiting = sum(replica.state == QUEUED for replica in job.replicas)
     trial = _Trial(engine, time_ms)
     if isinstance(remedy.event, Cancel):
@@ -150,6 +160,6 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
 
 
 def _started(job: Job, waited: int) -> bool:
-    """Return whether one of the waiting replicas was placed; a gang is placed as a whole."""
+    """Return whether one of the replicas was placed of which `waited` waited before; a gang is placed as a whole."""
     waiting = sum(replica.state == QUEUED for replica in job.replicas)
     return waiting < waited and any(replica.member is not None for replica in job.replicas)

@@ -21,9 +21,10 @@ LIMIT_S: Final = 6.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
-    """When a job starts: median `p50_ms`, nine of ten times within `p90_ms`; -1 is unknown.
+    """When a job starts, in ms from the forecast's time: median `p50_ms`, nine of ten times within `p90_ms`.
 
-    `runs` is the number of runs behind the least certain estimate; 0 if only time limits and graces are involved.
+    `p90_ms` is -1 if it is unknown. `worker` is where the job starts in the median look. `runs` is the number of runs
+    behind the least certain estimate; 0 if only time limits and graces are involved.
     """
 
     p50_ms: int
@@ -33,10 +34,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
-    """The forecast as of ledger time `time_ms`, by tenant and job.
+    """The forecast as of ledger time `time_ms`; `starts` by tenant and job, without jobs whose start is unknown.
 
-    `unknown_runs` running jobs have an unknown end, as have `unknown_starts` of the jobs that start before others.
-    `cut` if more jobs wait than were simulated. `cpu_ms` is the CPU time that it took.
+    `unknown_runs` running members have an unknown end, as have `unknown_starts` of those that start in the first look.
+    `cut` if more jobs wait than were simulated, or a look reached a limit. `cpu_ms` is the CPU time that it took.
     """
 
     time_ms: int
@@ -62,7 +63,10 @@ _decode_look: Final = msgspec.msgpack.Decoder(_Look).decode
 
 
 def forecast(engine: Engine, time_ms: int) -> bytes:
-    """Return an encoded `Forecast` from `LOOKS` simulated futures. For a child."""
+    """Return an encoded `Forecast` from `LOOKS` simulated futures, or those of them that ended in time. For a child.
+
+    Raises RuntimeError if none did.
+    """
     answers = ask_all([partial(_look, engine, time_ms, look) for look in range(LOOKS)], LIMIT_S)
     looks = [_decode_look(answer) for answer in answers if answer is not None]
     if not looks:
@@ -99,7 +103,7 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
 
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:
-    """Return the first jobs of the queue in order of arrival, and whether there are more."""
+    """Return tenant and name of the first `JOBS_MAX` jobs of the queue by arrival, and whether there are more."""
     nums = View(engine).queued_jobs()
     found = []
     for num in nums[:JOBS_MAX]:

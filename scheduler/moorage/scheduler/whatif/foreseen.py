@@ -36,7 +36,11 @@ decode_foreseen: Final = msgspec.msgpack.Decoder(Foreseen).decode
 
 
 def foresee(engine: Engine, time_ms: int, jobs: Sequence[JobName], *, forecasts: bool) -> bytes:
-    """Return an encoded `Foreseen` with fixes for these jobs, and a forecast if asked for. For a child."""
+    """Return an encoded `Foreseen` with fixes for these jobs, and a forecast if asked for. For a child.
+
+    There is no entry for a job that does not wait or cannot be helped, or that is not reached within `FIXES_S`. Raises
+    RuntimeError if the forecast took too long.
+    """
     made = decode_forecast(forecast(engine, time_ms)) if forecasts else None
     found, ends_s = list[Fixes](), time.monotonic() + FIXES_S
     for tenant, job in jobs:

@@ -38,9 +38,9 @@ HORIZON_MS: Final = 366 * 86_400_000
 
 
 class Began(NamedTuple):
-    """When and where a job starts. `runs` is the number of runs behind the least certain estimate.
+    """When and where a job starts, in ms from the beginning of the look.
 
-    It is 0 if only time limits and graces are involved.
+    `runs` is the number of runs behind the least certain estimate; 0 if only time limits and graces are involved.
     """
 
     in_ms: int
@@ -49,7 +49,7 @@ class Began(NamedTuple):
 
 
 class Future(Play):
-    """Begins at ledger time `time_ms`, with a record in flight counted as acknowledged."""
+    """Simulates look number `look` from ledger time `time_ms` on, with a record in flight taken as acknowledged."""
 
     def __init__(self, engine: Engine, time_ms: int, look: int) -> None:
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
@@ -161,7 +161,10 @@ class Future(Play):
         self.started.setdefault(held.name[:2], Began(self.time_ms - self.began_ms, held.worker, self._runs))
 
     def pass_time(self, until: Callable[[], bool]) -> None:
-        """Let time pass until a condition holds, nothing happens any more, or a limit is reached."""
+        """Let time pass until the condition `until` holds, nothing happens any more, or `HORIZON_MS` have passed.
+
+        If another limit ends it earlier, `cut` is set.
+        """
         ends_s = time.process_time() + CPU_S_MAX
         self.settle()
         for _ in range(MOMENTS_MAX):
@@ -178,7 +181,10 @@ class Future(Play):
 
 
 def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
-    """Return why a look ahead found no start: unknown run times of running or starting jobs, or its own bound."""
+    """Return why a look ahead found no start: unknown run times of running or starting jobs, or its own bound.
+
+    Empty if none of these is the cause.
+    """
     if runs:
         jobs = "running job has" if runs == 1 else "running jobs have"
         return f"{runs} {jobs} no time limit and no history to estimate from"
@@ -189,5 +195,5 @@ def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
 
 
 def waits(job: Job) -> bool:
-    """Return whether any of its replicas is still in the queue."""
+    """Return whether any of the job's replicas is still in the queue."""
     return any(replica.state == QUEUED for replica in job.replicas)

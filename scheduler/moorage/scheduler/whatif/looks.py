@@ -28,7 +28,10 @@ class Outcome(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Median `p50_ms`, nine of ten times within `p90_ms`; -1 if too few looks got that far."""
+    """Median `p50_ms`, nine of ten times within `p90_ms`; `detail` is that of the median look.
+
+    `p90_ms` is -1 if not every look has an outcome.
+    """
 
     p50_ms: int
     p90_ms: int
@@ -48,7 +51,10 @@ def middle(part: int) -> int:
 
 
 def somewhere_in(part: int, look: int, tenant: str, job: str) -> int:
-    """Return a pseudo-random percent within a part, so that the longest of many runs are drawn too."""
+    """Return a percent within a part that looks random, but is always the same for these arguments.
+
+    So the longest of many runs are drawn too.
+    """
     return (100 * part + zlib.crc32(f"{look} {tenant} {job}".encode()) % 100) // LOOKS
 
 

@@ -112,10 +112,11 @@ class Planned(msgspec.Struct, omit_defaults=True):
     """What would happen. `starts` is now, later, unknown, never, refused, or none (without a request).
 
     `starts` is now if any replica starts: `replicas_now` of its `replicas` do, and `waiting` says why the rest waits.
-    `ledger` is the sequence it is based on, usable as a request's `if_seq`. `in_ms` is when it starts, with the number
-    of `runs` behind the estimate. `warnings` are those of its acceptance. `places` says where each replica goes.
-    `preempts` are jobs that would be ended for it, and `starting` waiting jobs that the edits would let start: the
-    tenant's own by name, others by number.
+    `problem` says why the request is refused. `ledger` is the sequence on which the plan is based, usable as a
+    request's `if_seq`. `in_ms` is when it starts later, with the number of `runs` behind the estimate, and `on` the
+    worker. `warnings` are those of its acceptance. `places` says where each replica goes now. `preempts` are jobs that
+    would be ended for it, and `starting` waiting jobs that the edits would let start: the tenant's own by name, others
+    by number. `empty` has, by drained worker, the ms until it holds nothing; None if unknown.
     """
 
     starts: str
@@ -152,7 +153,10 @@ def check_known(engine: Engine, asked: PlanAsk) -> None:
 
 
 def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
-    """Return an encoded `Planned`: of one look, or of `LOOKS` looks if the start is in the future. For a child."""
+    """Return an encoded `Planned`: of one look, or of `LOOKS` looks if it has times in the future. For a child.
+
+    Raises RuntimeError if the first look takes too long; later ones are left out then.
+    """
 
     def look(number: int) -> bytes:
         return _encode(_Plan(engine, time_ms, tenant, asked, number).planned())
@@ -296,7 +300,7 @@ class _Plan(Future):
             planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
 
     def _empty(self, planned: Planned) -> None:
-        """Compute after how many ms each drained worker holds nothing; None if unknown.
+        """Set `planned.empty`: after how many ms each drained worker holds nothing; None if unknown.
 
         No new job is placed there, so the last end of its members decides, and the queue need not be simulated: on a
         large fleet no look would get that far.

@@ -1,7 +1,7 @@
 """Runs an engine under a virtual clock: records are acknowledged at once, and simulated workers obey its frames.
 
 Every step uses the engine's normal methods (`offer`, `build`, `commit`, `complete`), as on a real fleet. Network
-delays, claims that a pool refuses and lost workers are not modelled. The monotonic clock stands still, since liveness
+delays, claims that a pool refuses and lost workers are not modeled. The monotonic clock stands still, since liveness
 does not matter here; all decisions use ledger time, which jumps from event to event.
 """
 
@@ -35,7 +35,7 @@ MemberName = tuple[str, str, int, int]  # tenant, job, replica, fence
 
 
 class Held(msgspec.Struct, gc=False):
-    """A member on its worker. `slots` are positions in the worker's pool."""
+    """A member on its worker. `slots` are positions in the worker's pool; empty if the member was taken over."""
 
     tenant: str
     job: str
@@ -103,7 +103,10 @@ class Play:
         return min(times, default=None)
 
     def next_pass_ms(self) -> float:
-        """Return the ledger time at which time alone may let the core place more; infinity for never."""
+        """Return the ledger time at which time alone may let the core place more; infinity for never.
+
+        The time is at least `LOOK_MS` from now.
+        """
         return max(View(self.engine).next_pass_ms, self.time_ms + LOOK_MS)
 
     def go_to(self, time_ms: int) -> None:
@@ -115,7 +118,7 @@ class Play:
                 self._finish(held, *self.ends(held))
 
     def settle(self) -> None:
-        """Write records until nothing more happens at this moment."""
+        """Write records until nothing more happens at this moment. Raises RuntimeError after `RECORDS_MAX` records."""
         for _ in range(RECORDS_MAX):
             talked = self._offer_facts()
             if not self.record() and not talked and not self.engine.urgent:
@@ -151,7 +154,7 @@ class Play:
     # ------------------------------------------------------------------------------------------ the workers
 
     def take_over(self, member: Member) -> Held:
-        """Continue with a member that is on its worker already."""
+        """Hold a member that is on its worker already, and return it; no end is set, and its slots are left out."""
         replica, job = member.replica, member.replica.job
         running = member.phase == AT_RUNNING
         name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
@@ -197,7 +200,10 @@ class Play:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 
     def ends_ms(self) -> dict[MemberName, int]:
-        """Return the ledger time of each member's end."""
+        """Return the ledger time of each member's end; members without a known end are left out.
+
+        Members that have left may be included.
+        """
         return {name: at_ms for at_ms, _, name in sorted(self._ends, reverse=True)}
 
     def _finish(self, held: Held, code: int, why: str) -> None:

@@ -36,7 +36,7 @@ class Remedy(NamedTuple):
 
 
 def remedies(engine: Engine, job: Job, reason: Reason) -> list[Iterator[Remedy]]:
-    """Return what may help against a reason, the best kind first; one of each kind is suggested."""
+    """Return an iterator for each kind of remedy against a reason, the best kind first; one of each is suggested."""
     return [remedy(engine, job) for cure in reason.cures for remedy in _OF.get(cure, ())]
 
 
