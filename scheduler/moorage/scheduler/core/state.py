@@ -361,11 +361,18 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
 
 
 def started_ms(job: Job, member: Member) -> int:
-    """Return the ledger time at which a member began to run; the job's acceptance time if it is not in memory."""
+    """Return the ledger time at which a member first ran; the job's acceptance time if that is not in memory.
+
+    Time in which it was frozen counts as time in which it runs, as it does for its limits.
+    """
+    began_ms = job.accepted_ms
     for row in reversed(job.story):
-        if row[STATE] == RUNNING and row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
-            return row[AT_MS]
-    return job.accepted_ms
+        if row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
+            if row[STATE] == RUNNING:
+                began_ms = row[AT_MS]
+            elif row[STATE] == PLACED:
+                break
+    return began_ms
 
 
 class Worker:

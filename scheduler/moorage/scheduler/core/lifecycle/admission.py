@@ -288,12 +288,14 @@ class Admission:
             if job is not None:
                 return self._again(event, job.body, job.state, job.ledger)
         event.key = job_key(event.tenant, event.name)
-        row = self.state.finished.find(event.key)
-        if row is None:
-            return None
-        if draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
-            return self._finished(event, row[0], row[2])
-        return None  # older rows are kept only for the history: the id is free again
+        row = self._finished_lately(draft, event.key)
+        return None if row is None else self._finished(event, row[0], row[2])
+
+    def _finished_lately(self, draft: Draft, key: bytes) -> tuple[bytes, int, int, int] | None:
+        """Return the row of a job that left memory; None if its id is free: older rows are only for the history."""
+        row = self.state.finished.find(key) if len(self.state.finished) else None
+        is_free = row is None or draft.time_ms - row[1] * 1000 >= self.config.finished_keep_ms
+        return None if is_free else row
 
     def _has_room(self, draft: Draft, tenant: str) -> bool:
         return self.state.room(self.config.jobs_max, tenant, draft.load, draft.load_of(tenant)) > 0
@@ -492,19 +494,18 @@ class Admission:
     def forget_cancels(self, draft: Draft) -> None:
         """Drop tombstones (cancels of jobs that never came) that are older than `finished_keep`.
 
-        Each second the first `FORGET_MAX` of each tenant are checked, by their first arrival, up to one that is not
-        older. Those of cancels from the durable queue are dropped by `Cursor` instead, once the queue of submits was
-        read beyond them.
+        Each second at most `FORGET_MAX` of each tenant, the oldest first. Those of cancels from the durable queue are
+        dropped by `Cursor` instead, once the queue of submits was read beyond them.
         """
         before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
             if not tenant.tombstones:
                 continue
-            for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
-                if at <= 0 and -at < before:
-                    draft.add(Untomb(tenant.name, job))
-                elif at <= 0:
+            of_endpoint = ((job, -at) for job, at in tenant.tombstones.items() if at <= 0)
+            for job, at_ms in islice(of_endpoint, FORGET_MAX):
+                if at_ms >= before:
                     break
+                draft.add(Untomb(tenant.name, job))
             if draft.full:
                 return
 
@@ -520,7 +521,7 @@ class Admission:
             with draft.by(event.by):
                 did = self.lifecycle.cancel(draft, job, event.why)
             return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": job.state})
-        row = self.state.finished.find(job_key(event.tenant, event.job)) if len(self.state.finished) else None
+        row = self._finished_lately(draft, job_key(event.tenant, event.job))
         if row is not None:
             return Answer("cancel", 0, {"job": event.job, "cancelled": False, "was": STATES[row[2]]})
         tenant = self.state.tenants.get(event.tenant)

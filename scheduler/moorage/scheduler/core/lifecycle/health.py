@@ -130,8 +130,8 @@ class Health:
     def ask_anew(self, draft: Draft, worker: Worker) -> None:
         """Let jobs that a worker refused try it again, after it restarted or changed its description.
 
-        These are jobs that avoid all its devices and that some worker has refused, `LIFTED_MAX` at most. A job that
-        avoids only some devices, as they failed under it, goes on avoiding them.
+        These are jobs that avoid all its devices and that it has refused, `LIFTED_MAX` at most. A job that avoids
+        devices because they failed under it goes on avoiding them.
         """
         if not draft.level_allows(acts.Avoid.LEVEL):
             return
@@ -140,7 +140,7 @@ class Health:
             job = self.state.jobs.get(num)
             if job is None or job.over or not job.avoid:
                 self._shy_jobs().discard(num)
-            elif avoids_all(job, worker) and was_refused(job):
+            elif avoids_all(job, worker) and was_refused(job, worker):
                 draft.avoid(job, worker, 0)
                 lifted += 1
                 if lifted >= LIFTED_MAX:

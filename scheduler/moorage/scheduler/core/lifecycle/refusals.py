@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.state import WHY, Job, Worker
+from moorage.scheduler.core.state import WHY, WORKER, Job, Worker
 from moorage.schemas.frames import ABOUT_THE_JOB
 
 
@@ -11,9 +11,9 @@ def every_slot(worker: Worker) -> int:
     return (1 << max(1, len(worker.hello.get("gpu_pool", ())))) - 1
 
 
-def was_refused(job: Job) -> bool:
-    """Return whether some worker refused the job because of what it runs, by the part of its story in memory."""
-    return any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story)
+def was_refused(job: Job, worker: Worker) -> bool:
+    """Return whether this worker refused the job because of what it runs, by the part of its story in memory."""
+    return any(row[WORKER] == worker.num and row[WHY].startswith(ABOUT_THE_JOB) for row in job.story)
 
 
 def avoids_all(job: Job, worker: Worker) -> bool:

@@ -163,11 +163,9 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
 
     It avoids all devices that they have, or, if it asks for none, the workers. They may have joined again with others.
     """
-    if not job.avoid or not was_refused(job):
-        return frozenset()
-    workers = engine.state.worker_by_num
-    without = frozenset(num for num, _ in job.avoid if avoids_all(job, workers[num]))
-    return without | engine.shape_of(job).refusing
+    avoided = [engine.state.worker_by_num[num] for num, _ in job.avoid]
+    refusing = frozenset(each.num for each in avoided if avoids_all(job, each) and was_refused(job, each))
+    return refusing | engine.shape_of(job).refusing if refusing else refusing
 
 
 def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:

@@ -293,17 +293,22 @@ class Durations:
     def learn(self, job: Job, shape: Shape, workload: str) -> None:
         """Learn from the runs in the last transitions of an ended job.
 
-        A run that ended while frozen is left out; of one that was resumed, only the time since then is learned.
+        A run that was ever frozen is left out.
         """
         ends: dict[tuple[int, int], int] = {}
+        ran: dict[tuple[int, int], int] = {}
         for row in job.story[: -ROWS_MAX - 1 : -1]:
             key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
             if state in _RAN and row[WORKER] >= 0:
                 ends[key] = row[AT_MS]
             elif state == FROZEN:
-                ends.pop(key, None)  # it was frozen for part of that time
+                ends.pop(key, None)
+                ran.pop(key, None)
             elif state == RUNNING and key in ends:
-                self.observe(job.tenant, workload, shape, ends.pop(key) - row[AT_MS], job.accepted_ms)
+                ran[key] = ends[key] - row[AT_MS]
+        for run_ms in ran.values():
+            self.observe(job.tenant, workload, shape, run_ms, job.accepted_ms)
+
 
 
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:
@@ -449,7 +454,7 @@ class RunsAs:
 def began_ms(member: Member, now_ms: int) -> int:
     """Return since which ledger ms a member runs, or else is placed; `now_ms` if its story says neither.
 
-    A member that was frozen runs since it was last resumed.
+    Time in which it was frozen counts as time in which it runs, as it does for its limits.
     """
     since_ms = _since(member)
     return now_ms if since_ms is None else since_ms
@@ -457,8 +462,11 @@ def began_ms(member: Member, now_ms: int) -> int:
 
 def _since(member: Member) -> int | None:
     """Return the same as `began_ms`, but None if its story says neither."""
+    since_ms: int | None = None
     for row in reversed(member.replica.job.story):
-        if row[REPLICA] == member.replica.index and row[FENCE] == member.fence and row[STATE] in (RUNNING, PLACED):
-            since_ms: int = row[AT_MS]
-            return since_ms
-    return None
+        if row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
+            if row[STATE] == RUNNING:
+                since_ms = row[AT_MS]
+            elif row[STATE] == PLACED:
+                return row[AT_MS] if since_ms is None else since_ms
+    return since_ms

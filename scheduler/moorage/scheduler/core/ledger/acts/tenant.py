@@ -114,7 +114,9 @@ class Tombstone(Act, tag="tombstone"):
     sequence: int
 
     def fold(self, folding: Folding) -> None:
-        folding.tenant(self.tenant).tombstones[self.name] = self.sequence or -folding.time
+        tombstones = folding.tenant(self.tenant).tombstones
+        tombstones.pop(self.name, None)  # the dict stays in order of the last cancel
+        tombstones[self.name] = self.sequence or -folding.time
 
 
 class Untomb(Act, tag="untomb"):
