@@ -377,7 +377,7 @@ class Engine:
             flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
 
     def early(self, seq: int) -> list[Message]:
-        """Return the frames to send as soon as the record in flight is acknowledged at `seq`, before `commit`."""
+        """Return the frames to send before `commit` of the record acknowledged at `seq`; [] if none were prepared."""
         assert self._in_flight is not None
         at, frames = self._in_flight.early
         return frames if at == seq and not self.sessions.ahead else []
@@ -400,7 +400,7 @@ class Engine:
 
     @property
     def rid(self) -> int:
-        """The number of the record that is in flight."""
+        """The number of the record in flight, or else of the last one built in this term; 0 before the first."""
         return self._rid
 
     def _from_worker(self, flight: InFlight, event: FromWorker, folded: dict[int, int]) -> None:

@@ -157,7 +157,7 @@ class SnapshotTaken:
 
 
 class PartKept:
-    """The history holds revisions `first` to `last` of a job at `seq`, so memory may drop them."""
+    """The history holds revisions `first` to `last` of a job in its message `seq`, so memory may drop them."""
 
     __slots__ = ("first", "last", "num", "seq")
 

@@ -146,7 +146,7 @@ def use(state: State, tenant: Tenant, rate_milli: int) -> None:
 
 
 def usage_milli(state: State, tenant: Tenant) -> int:
-    """Return a tenant's decayed usage, as the constant rate in thousandths of a GPU that would give the same."""
+    """Return the constant rate, in thousandths of a GPU, that would give a tenant's decayed usage; 0 if not counted."""
     if not state.half_life_ms:
         return 0
     return (tenant.usage_base + tenant.rate_milli * state.inflation) // state.inflation

@@ -1,8 +1,9 @@
-"""The ledger state: the result of folding all records, and nothing else.
+"""The ledger state: the result of folding all records.
 
-Hello and load frames are not part of it: see `fleet.py`. Fields marked *soft* belong to the leader alone; they are
-neither in the digest nor in snapshots. The digest is the sum of the hashes of all rows (jobs, replicas, members,
-workers, tenants, usage). Each row keeps its hash in `row`, so that only changed rows are hashed again.
+Load frames are not part of it (see `fleet.py`), and of a worker's hellos only that of its join. Fields marked *soft*
+belong to this process alone; they are neither in the digest nor in snapshots. The digest is the sum of the hashes of
+all rows (jobs, replicas, members, workers, tenants, finished jobs, usage). Each row keeps its hash in `row`, so that
+only changed rows are hashed again.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ class Replica:
 
 
 class Member:
-    """An attempt of a replica on a worker, made by `new_member`. It has its devices until they are reported free."""
+    """An attempt of a replica on a worker. It has its devices until its worker reports them free, or is lost."""
 
     __slots__ = (
         "attempt",
@@ -361,7 +362,7 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
 
 
 def started_ms(job: Job, member: Member) -> int:
-    """Return the ledger time at which a member began to run; the job's acceptance time if it is not in memory."""
+    """Return the ledger ms of a member's last start or resume; of its job's acceptance if no story row has it."""
     for row in reversed(job.story):
         if row[STATE] == RUNNING and row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
             return row[AT_MS]
@@ -548,7 +549,7 @@ class State:
         return ledger_id in self.former_id.split()
 
     def former_of(self, ledger_id: str) -> str:
-        """Return the predecessor to name to a process that knows `ledger_id`: that ledger, or the last predecessor."""
+        """Return the former id to name to a process that knows `ledger_id`: that, else the last; "" for none."""
         return ledger_id if self.follows(ledger_id) else self.former_id.partition(" ")[0]
 
     def job(self, tenant: str, name: str) -> Job | None:
