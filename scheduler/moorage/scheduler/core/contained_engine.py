@@ -74,8 +74,8 @@ class ContainedEngine(Engine):
     def built_in(self, took_ms: int) -> None:
         """Note the CPU time, in ms, for which the last record was built.
 
-        If it was rebuilt because something failed, this tells what a rebuild costs. Else more than `BUILD_MS_MAX` count
-        as a failure of the ranker.
+        If it was rebuilt because something failed, the cost of one rebuild is computed from that. Else more than
+        `BUILD_MS_MAX` count as a failure of the ranker.
         """
         if self.failed_builds:
             self.cost_ms = took_ms // self.failed_builds
