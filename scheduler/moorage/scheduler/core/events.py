@@ -118,7 +118,7 @@ class Order:
     __slots__ = ("act", "announced", "json", "reply", "verb")
 
     def __init__(self, verb: str, act: Act, reply: str, json: bool, announced: dict[str, int] | None = None) -> None:
-        """`announced` is, by scheduler heard recently, the newest feature level that it knows; for `feature-level`."""
+        """Create an order; for `feature-level`, `announced` has the newest level that each scheduler knows."""
         self.announced = announced or {}
         self.verb = verb
         self.act = act

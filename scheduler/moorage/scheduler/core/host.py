@@ -371,7 +371,7 @@ class Host:
         return self.owned & self.guests
 
     def lendable_to(self, shape: Shape) -> int:
-        """Slots of frozen jobs that a shape gets whole beside them; none unless it and the worker take that."""
+        """Return the slots of frozen jobs that a shape can have as a guest; 0 unless it and the worker allow that."""
         if not (shape.guest and self.frozen) or self.waiting or not takes_guests(self.worker.hello, shape.driver):
             return 0
         return self.frozen & ~self.guests & ~self.shut & self.lent & self.cls.fit(shape).mask

@@ -567,10 +567,10 @@ class State:
         return self.live + self.extra - self.extra_ended
 
     def room(self, most: int, tenant: str, new: int = 0, new_of_tenant: int = 0) -> int:
-        """Return how much more a tenant may add under the bound `most` if new jobs count `new`; 0 or less: nothing.
+        """Return how much load a tenant may add under the bound `most`; 0 or less: none.
 
-        The last tenth of the bound is open only to tenants that use less than a tenth: one tenant cannot keep others
-        out.
+        `new` is the load of jobs accepted in the record in progress, `new_of_tenant` this tenant's part of it. The last
+        tenth of the bound is open only to tenants that use less than a tenth: one tenant cannot keep others out.
         """
         row, last, free = self.tenants.get(tenant), most // LAST_PART, most - self.load - new
         held = new_of_tenant + (row.live + row.extra if row is not None else 0)
