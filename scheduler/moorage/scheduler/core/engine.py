@@ -217,14 +217,14 @@ class Engine:
 
     @property
     def urgent(self) -> bool:
-        """Whether to write a record now instead of with the next heartbeat. Renewals alone can wait a little."""
+        """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
         pending = self.pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
         return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
 
     @property
     def waiting(self) -> int:
-        """The number of events offered that are not in a record yet."""
+        """The number of events offered that are in no record yet, without submits that wait for their tenant's debt."""
         return len(self.pending)
 
     @property

@@ -57,7 +57,7 @@ def inflation(elapsed_ms: int, half_life_ms: int) -> int:
 
 
 def rate_of(member: Member) -> int:
-    """Return what a member uses, in thousandths of a GPU: its dominant resource, as recorded at its placement."""
+    """Return what a member counts as using, in thousandths of a GPU, as of its placement or its job's last resize."""
     return member.rate_milli or GPU_MILLI * member.mask.bit_count()
 
 

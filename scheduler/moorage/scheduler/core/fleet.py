@@ -431,7 +431,7 @@ class Fleet:
                     bucket.update(rows)
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
-        """Yield the classes that could ever run this shape."""
+        """Yield the classes that a shape fits, with how; their hosts may still lend too little, or be too small."""
         for cls in self.classes.values():
             fit = cls.fit(shape)
             if not fit.reason:

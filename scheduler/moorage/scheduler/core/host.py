@@ -1,4 +1,4 @@
-"""One worker as the scheduler places jobs on it, and the class of workers that offer the same to every request."""
+"""One worker as the scheduler places jobs on it, and the class of workers with the same devices and drivers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,10 @@ def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
 
 
 class HostClass:
-    """Hosts that give the same answer to every request, apart from what is free."""
+    """Hosts with equal devices, drivers, rules and required labels: a shape fits all of them or none.
+
+    They may differ in what they lend, in CPU and memory, and in what is free.
+    """
 
     __slots__ = (
         "_ranks",

@@ -62,7 +62,7 @@ CONTENDED_AT: Final = 5
 
 
 def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
-    """Return one job in full: its request, replicas and last transitions.
+    """Return one job in full: its request, replicas and last transitions; of one not in memory, its `finished_row`.
 
     With `follow`, later events of the job are also sent on the job's own subject. A caller that receives the tenant's
     events does not need that.
@@ -177,7 +177,7 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
 
 
 def _usage(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return what a job in memory has used of GPUs so far; empty if nothing."""
+    """Return what a job in memory was granted and has used of GPUs, as far as its story is there; empty if nothing."""
     tally = Tally(engine.state, engine.state.time_ms, engine.request_of)
     tally.add(job)
     sums = [sums for _, sums in tally.sums()]
