@@ -2,8 +2,8 @@
 
 It rises by some points for each hour since the job was accepted, in ledger time and integers, up to a maximum. Age
 lifts a job only to priorities that waiting jobs actually have: within one priority, fair share and arrival decide as
-without ageing. A job that has reached a priority is preceded only by jobs of that priority that came earlier, or whose
-tenant is owed more.
+without ageing. Once a job has reached a priority, the only jobs before it are those of a higher priority, and those of
+that priority that came earlier or whose tenant is owed more.
 
 Age decides which jobs go first and which get a reservation. A job started because of its age is not ended by the jobs
 that it passed. The right to end other jobs comes only from a job's own priority.
@@ -31,7 +31,7 @@ class Ageing(NamedTuple):
         return min(self.most, priority + waited_ms * self.rate_milli // (1000 * _HOUR_MS))
 
     def standing(self, classes: Sequence[int], priority: int, waited_ms: int) -> int:
-        """Return the highest of these classes (ascending) that the priority has reached with age; else its own."""
+        """Return the highest of the priorities `classes` (ascending) that is reached with age, at least `priority`."""
         if priority >= self.most or waited_ms <= 0:
             return priority
         more = waited_ms * self.rate_milli // (1000 * _HOUR_MS)

@@ -13,7 +13,7 @@ _read_request: Final = RequestCache().read
 
 
 def beside(member: Member) -> list[Member]:
-    """Return the members that share a device with this one: of a guest the owners, of an owner the guests."""
+    """Return the guests on a member's devices; of a guest, the members whose devices it has. Sharers are left out."""
     return [m for m in member.worker.members.values() if m.mask & member.mask and m.guest is not member.guest]
 
 
@@ -23,10 +23,10 @@ def is_at_rest(member: Member) -> bool:
 
 
 def waits_for_guests(member: Member) -> bool:
-    """Return whether a guest on one of its devices keeps a frozen member from being resumed.
+    """Return whether a frozen member that is to be resumed has to wait for a guest on its devices.
 
-    A frozen member is resumed to run on, or to save its work in the grace of its end. If the guest has ended and its
-    devices are quarantined, the end does not wait: the job is ended while frozen.
+    A frozen member is resumed to run on, or to save its work in the grace of its end. The end does not wait for guests
+    that have ended and whose devices are quarantined: then the job is ended while frozen.
     """
     state = member.replica.state
     # for most members the answer is here, without reading the other members of the worker: there may be thousands

@@ -1,4 +1,4 @@
-"""The scheduler's numbers, with their units; defaults are those of one node."""
+"""The scheduler's settings, with their units. The defaults are for one node; see also `CLUSTER_DEFAULTS`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FINISHED_ROWS_MAX: Final = 2_000_000
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler's settings. Raises ValueError if they cannot keep the promises together."""
+    """The scheduler's settings. Raises ValueError if `heartbeat_s` is not below `renew_s`, or `lease_s` too short."""
 
     renew_s: Annotated[float, setting("Interval of a worker's renewals.", unit="s", ge=0.1, le=60)] = 2.0
     lease_s: Annotated[

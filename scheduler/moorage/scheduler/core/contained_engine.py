@@ -40,7 +40,7 @@ CORDON: Final = "cordon"
 
 
 class ContainedEngine(Engine):
-    """`containment` has the failures, for the log, the metrics and `doctor`."""
+    """The engine of a leader. `containment` has the failures, for the log, the metrics and `doctor`."""
 
     def _begin(self) -> None:
         self.containment = Containment()
@@ -72,7 +72,11 @@ class ContainedEngine(Engine):
         return self._ranker
 
     def built_in(self, took_ms: int) -> None:
-        """Take the CPU time of the last record: it is charged to what failed, or to a slow ranker."""
+        """Note the CPU time, in ms, for which the last record was built.
+
+        If it was rebuilt because something failed, the cost of one rebuild is computed from that. Else more than
+        `BUILD_MS_MAX` count as a failure of the ranker.
+        """
         if self.failed_builds:
             self.cost_ms = took_ms // self.failed_builds
         elif took_ms > BUILD_MS_MAX:
@@ -84,7 +88,7 @@ class ContainedEngine(Engine):
         self.ranker.give_up(TimeoutError(f"a record took {took_ms} ms to build"))
 
     def begin_safe_mode(self) -> None:
-        """After the deaths of earlier leaders, use the plain ranker and one event a record for a while."""
+        """Use the plain ranker and one event a record for `SAFE_MS`, because earlier leaders died."""
         self.containment.safe_until_ms = self._now_ms + SAFE_MS
         self.alone = True
         self._rebuild(self.built_ms, self._soft())
@@ -301,9 +305,9 @@ class ContainedEngine(Engine):
     # ------------------------------------------------------------------------------------- tenants and workers
 
     def _hold_back(self, now_ms: int) -> None:
-        """Hold back the requests of tenants in debt: queued ones wait, others are refused.
+        """Hold back the submits of tenants in debt: those from the durable queue wait, others are refused.
 
-        Other tenants' requests are unaffected.
+        Those that waited go on once their tenant is no longer in debt. Other tenants' submits are unaffected.
         """
         contained, pending, waiting = self.containment, self.pending, self._kept_waiting
         for tenant in list(waiting):
@@ -340,11 +344,14 @@ class ContainedEngine(Engine):
         self.ranker.fails_at.update(calls)
 
     def evidence_of(self, reply: str) -> str:
-        """Return the traceback behind an answer to an event that was set aside, and forget it; empty for none."""
+        """Return the traceback behind the answer to a request of the durable queue that was set aside, and forget it.
+
+        Empty if there is none for this reply subject.
+        """
         return self.containment.traces.pop(reply, "")
 
     def holds_back(self, tenant: str) -> bool:
-        """Return whether this tenant's requests wait because its earlier ones made the scheduler fail."""
+        """Return whether queued submits of this tenant wait because its earlier requests made the scheduler fail."""
         return tenant in self._kept_waiting
 
     def _refuse_failing(self) -> None:

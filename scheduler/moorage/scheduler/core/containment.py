@@ -71,7 +71,10 @@ class Containment:
     # ---------------------------------------------------------------------------------------------- evidence
 
     def note(self, kind: str, where: str, what: str, raised: BaseException, now_ms: int) -> str:
-        """Count an exception, and queue it for the log once for each kind. Returns the end of the traceback."""
+        """Count an exception by `kind`, and return the end of its traceback.
+
+        It is queued for the log only the first time that this line of code raises this type of exception at `where`.
+        """
         trace = trace_of(raised)
         self.counts[kind] += 1
         self.last, self.last_ms = Failure(where, what, trace), now_ms

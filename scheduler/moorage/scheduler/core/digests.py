@@ -27,7 +27,10 @@ GOLDEN: Final[tuple[tuple[tuple[object, ...], int], ...]] = (
 
 
 def name_of(hashes: list[int]) -> str:
-    """Return the name of the hash that gives these numbers for the rows of `GOLDEN`, in order."""
+    """Return the name of the hash that gives these numbers for the rows of `GOLDEN`, in order.
+
+    An unknown hash gets a name made from the numbers.
+    """
     if hashes == [found for _, found in GOLDEN]:
         return TUPLE_HASH
     return f"unnamed-{zlib.crc32(' '.join(map(str, hashes)).encode()):08x}"

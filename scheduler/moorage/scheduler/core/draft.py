@@ -167,7 +167,7 @@ class Draft:
         return self.state.level >= level
 
     def tenant(self, name: str) -> Tenant | DraftTenant:
-        """Return a read-only view of a tenant as it will be after this record."""
+        """Return a read-only view of a tenant as it will be after this record; an empty one if it is not known."""
         return self._tenants.get(name) or self.state.tenants.get(name) or _NOBODY
 
     def worker(self, worker: Worker) -> Worker | DraftWorker:
@@ -256,7 +256,7 @@ class Draft:
     # ------------------------------------------------------------------------------------------ steps
 
     def note(self, text: str, *, always: bool = False) -> int:
-        """Return the 1-based number of a note in this record; 0 stands for no note. Each text is written once.
+        """Add a note to this record, unless it has it already; return its number from 1 on, or 0 if there is none.
 
         When the record is full, a new text is dropped unless `always`: the transition matters, its explanation does
         not.
@@ -335,9 +335,9 @@ class Draft:
         self.tombstones.setdefault(tenant, set()).add(job)
 
     def result_of(self, detail: str) -> int | None:
-        """Return the message number of an attempt's result, from the detail of its end.
+        """Return the message number of an attempt's result, from the detail of its end; 0 if there is no result.
 
-        None if the worker reported none, or the feature level does not allow results in records.
+        None if the worker did not report it, or the feature level does not allow results in records.
         """
         return result_of(detail) if self.state.level >= RESULT_LEVEL else None
 
@@ -465,7 +465,7 @@ class Draft:
         self._leave(member)
 
     def settle(self) -> None:
-        """Write out the collected reports: before any step that must follow them, and at the end of the record."""
+        """Write out the collected reports. Must be called before steps that follow them, and at the record's end."""
         for member in list(self._runs):
             self._settle(member)
 
@@ -512,7 +512,10 @@ class Draft:
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
-        """Ask the member to end; `to` is ENDING or CANCELLING. Its checkpoint signal comes `notice_s` earlier."""
+        """Ask a replica's member to end: `to` is ENDING or CANCELLING, `becomes` the state after that.
+
+        A member with a checkpoint signal gets it at once, and is ended `notice_s` later.
+        """
         self._settle(replica.member)
         self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self._change(replica).state = to
@@ -547,7 +550,7 @@ class Draft:
             self.step(Op.GANG, num, 0, phase)
 
     def placed(self, num: int, index: int, worker_num: int, mask: int, mode: int) -> None:
-        """Place a replica. A job accepted in this same draft has no `Job` object yet."""
+        """Place a replica; `mode` is as from `records.placing`. What the tenant uses is counted by the caller."""
         self.steps += (_PLACE, num, index, worker_num, mask, mode)
         self.bytes += STEP_BYTES
         job = self.state.jobs.get(num)

@@ -217,14 +217,14 @@ class Engine:
 
     @property
     def urgent(self) -> bool:
-        """Whether to write a record now instead of with the next heartbeat. Renewals alone can wait a little."""
+        """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
         pending = self.pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
         return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
 
     @property
     def waiting(self) -> int:
-        """The number of events offered that are not in a record yet."""
+        """The number of events offered that are in no record yet, without submits that wait for their tenant's debt."""
         return len(self.pending)
 
     @property
@@ -377,7 +377,7 @@ class Engine:
             flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
 
     def early(self, seq: int) -> list[Message]:
-        """Return the frames to send as soon as the record in flight is acknowledged at `seq`, before `commit`."""
+        """Return the frames to send before `commit` of the record acknowledged at `seq`; [] if none were prepared."""
         assert self._in_flight is not None
         at, frames = self._in_flight.early
         return frames if at == seq and not self.sessions.ahead else []
@@ -400,7 +400,7 @@ class Engine:
 
     @property
     def rid(self) -> int:
-        """The number of the record that is in flight."""
+        """The number of the record in flight, or else of the last one built in this term; 0 before the first."""
         return self._rid
 
     def _from_worker(self, flight: InFlight, event: FromWorker, folded: dict[int, int]) -> None:

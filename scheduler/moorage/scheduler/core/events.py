@@ -118,7 +118,7 @@ class Order:
     __slots__ = ("act", "announced", "json", "reply", "verb")
 
     def __init__(self, verb: str, act: Act, reply: str, json: bool, announced: dict[str, int] | None = None) -> None:
-        """`announced` is, by scheduler heard recently, the newest feature level that it knows; for `feature-level`."""
+        """Create an order; for `feature-level`, `announced` has the newest level that each scheduler knows."""
         self.announced = announced or {}
         self.verb = verb
         self.act = act
@@ -157,7 +157,7 @@ class SnapshotTaken:
 
 
 class PartKept:
-    """The history holds revisions `first` to `last` of a job at `seq`, so memory may drop them."""
+    """The history holds revisions `first` to `last` of a job in its message `seq`, so memory may drop them."""
 
     __slots__ = ("first", "last", "num", "seq")
 

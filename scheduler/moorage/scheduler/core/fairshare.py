@@ -57,7 +57,7 @@ def inflation(elapsed_ms: int, half_life_ms: int) -> int:
 
 
 def rate_of(member: Member) -> int:
-    """Return what a member uses, in thousandths of a GPU: its dominant resource, as recorded at its placement."""
+    """Return what a member counts as using, in thousandths of a GPU, as of its placement or its job's last resize."""
     return member.rate_milli or GPU_MILLI * member.mask.bit_count()
 
 
@@ -146,7 +146,7 @@ def use(state: State, tenant: Tenant, rate_milli: int) -> None:
 
 
 def usage_milli(state: State, tenant: Tenant) -> int:
-    """Return a tenant's decayed usage, as the constant rate in thousandths of a GPU that would give the same."""
+    """Return the constant rate, in thousandths of a GPU, that would give a tenant's decayed usage; 0 if not counted."""
     if not state.half_life_ms:
         return 0
     return (tenant.usage_base + tenant.rate_milli * state.inflation) // state.inflation

@@ -75,7 +75,10 @@ def failed(offer: Offer, shape: Shape, of: str) -> str:
 
 
 def nearest_to_a_fit(names: Iterable[str]) -> str:
-    """Return the reason whose filter is checked last: hosts that fail there passed all earlier filters."""
+    """Return that of these reasons whose filter is checked last: hosts that fail there passed all earlier filters.
+
+    There must be at least one reason.
+    """
     return max(names, key=list(FILTERS).index)
 
 

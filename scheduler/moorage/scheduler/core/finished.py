@@ -92,7 +92,7 @@ class FinishedTable:
         self.add_all([(key, digest, time_ms, state, seq)])
 
     def add_all(self, rows: Iterable[tuple[bytes, bytes, int, int, int]]) -> None:
-        """`add` each of these rows in order; jobs leave memory by the hundred."""
+        """Add each of these rows (the arguments of `add`) in order; jobs leave memory by the hundred."""
         segments, filled, number, sums = self._segments, self._filled, self._end, self.row
         pack_into, full = _ROW.pack_into, self._first + self.rows_max
         chunk, start = bytearray(), 0
@@ -154,7 +154,7 @@ class FinishedTable:
 
     @classmethod
     def load(cls, rows: bytes, rows_max: int = ROWS_MAX) -> FinishedTable:
-        """Return the table of a snapshot. Raises ValueError."""
+        """Return the table of a snapshot. Raises ValueError if the bytes end within a row."""
         table = cls(rows_max)
         if len(rows) % ROW_BYTES:
             raise ValueError(f"{len(rows)} bytes of finished jobs do not make up rows of {ROW_BYTES} bytes")
@@ -174,7 +174,7 @@ class FinishedTable:
         return row
 
     def _number(self, entry: int) -> int:
-        """Return the row that an entry of the index names: of those held now, whose numbers are never so far apart."""
+        """Return the row number that an entry of the index names: it is the only one held now that gives this entry."""
         return self._first + ((entry & _NUMBERS) - 1 - self._first) % _NUMBERS
 
     def _look(self, key: bytes) -> tuple[array[int], int]:

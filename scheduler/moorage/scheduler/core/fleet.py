@@ -94,7 +94,7 @@ class Fleet:
         self._changes = changes
 
     def opened_since(self, changes: int) -> list[Host] | None:
-        """Return the hosts that were opened since that change; None for any host."""
+        """Return the hosts that were opened since that change; None if these may be any: check all hosts."""
         count = self._changes - changes
         if count > len(self._opened):
             return None
@@ -228,7 +228,10 @@ class Fleet:
         self.refresh(host)
 
     def rules_of(self, hello: dict[str, Any]) -> Rules:
-        """Return a worker's rules; shapes of tenants that they name are kept separate. Older workers have no rules."""
+        """Return a worker's rules, and note the tenants that they name, whose shapes are then kept separate.
+
+        An older worker has no rules. A worker counts as one without rules if it would name tenants beyond `NAMED_MAX`.
+        """
         drivers = {tenant: frozenset(words) for tenant, words in (hello.get("drivers_for") or {}).items()}
         users: dict[str, int] | None = hello.get("mps_users")
         named = self.named | (drivers.keys() | (users or {}).keys()) - {OTHERS}
@@ -391,7 +394,7 @@ class Fleet:
                 cls.shared_open[device.mode][(num, slot)] = device
 
     def set_frozen(self, host: Host, frozen: int) -> None:
-        """Note the slots of a host whose jobs are frozen to stay so; a guest may start on those that are new."""
+        """Note the slots of a host whose jobs are frozen to stay so: a guest may start on them."""
         if frozen & ~host.frozen:
             self.opens(host.worker.num)
         if frozen != host.frozen:
@@ -428,7 +431,7 @@ class Fleet:
                     bucket.update(rows)
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
-        """Yield the classes that could ever run this shape."""
+        """Yield the classes that a shape fits, with how; their hosts may still lend too little, or be too small."""
         for cls in self.classes.values():
             fit = cls.fit(shape)
             if not fit.reason:

@@ -1,4 +1,4 @@
-"""One worker as the scheduler places jobs on it, and the class of workers that offer the same to every request."""
+"""One worker as the scheduler places jobs on it, and the class of workers with the same devices and drivers."""
 
 from __future__ import annotations
 
@@ -98,9 +98,10 @@ def kept_for(pool: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
 
 
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
-    """Return the slots linked by NVLink, and those of each NUMA node; empty if neither separates any slots.
+    """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
 
-    A reported link counts in both directions; the hello of an older worker reports none.
+    If NVLink links all slots or none, the NUMA nodes take the place of its sets. A reported link counts in both
+    directions; the hello of an older worker reports none.
     """
     slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
     linked = [1 << slot for slot in range(len(pool))]
@@ -122,7 +123,10 @@ def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
 
 
 class HostClass:
-    """Hosts that give the same answer to every request, apart from what is free."""
+    """Hosts with equal devices, drivers, rules and required labels: a shape fits all of them or none.
+
+    They may differ in what they lend, in CPU and memory, and in what is free.
+    """
 
     __slots__ = (
         "_ranks",
@@ -202,7 +206,7 @@ class HostClass:
         return found if not shape.device_ids or found.reason else self._exact(shape, found)
 
     def exactly(self, shape: Shape) -> int:
-        """Return the slots of the devices that a shape names, if all of them match; 0 if the hosts lack any."""
+        """Return the slots of the devices that a shape names; 0 if any does not match, or its driver takes no names."""
         return slots_named(shape.device_ids, self._slots_of, self.answering(shape)) if takes_ids(shape.driver) else 0
 
     def _exact(self, shape: Shape, found: Fit) -> Fit:
@@ -215,7 +219,7 @@ class HostClass:
         return self.named_slots.get(name, 0)
 
     def _fit(self, shape: Shape) -> Fit:
-        """Return the fit of a shape, ignoring labels."""
+        """Return the fit of a shape, ignoring labels and named devices."""
         if reason := failed(self, shape, "host"):
             return Fit(0, 0, reason)
         if shape.mode == NO_GPU:
@@ -251,7 +255,7 @@ class HostClass:
         return found
 
     def permitted(self, tenant: str) -> frozenset[str]:
-        """Return the drivers allowed to a tenant, if there are rules; "" is any driver that no rule names."""
+        """Return the drivers that the rules allow a tenant; empty for none, or if there are no rules: then all are."""
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
 
     def user_of(self, shape: Shape) -> str:
@@ -266,7 +270,7 @@ class HostClass:
         return self.levels[driver, mode]
 
     def named(self, shape: Shape) -> list[Device]:
-        """Return the devices of the vendor and model that a shape asks for, ignoring its other requirements."""
+        """Return the devices that match a shape, ignoring memory, compute capability and the index that it asks for."""
         return [
             d
             for d in self.devices
@@ -370,7 +374,7 @@ class Host:
         return self.owned & self.guests
 
     def lendable_to(self, shape: Shape) -> int:
-        """Slots of frozen jobs that a shape gets whole beside them; none unless it and the worker take that."""
+        """Return the slots of frozen jobs that a shape can have as a guest; 0 unless it and the worker allow that."""
         if not (shape.guest and self.frozen) or self.waiting or not takes_guests(self.worker.hello, shape.driver):
             return 0
         return self.frozen & ~self.guests & ~self.shut & self.lent & self.cls.fit(shape).mask
@@ -391,8 +395,8 @@ class Host:
     def replicas_of(self, shape: Shape, when: When) -> int:
         """Return how many replicas of a shape this host could hold at most.
 
-        `when` is `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left, without closed
-        devices; or `now`: beside what runs there now.
+        `when` is `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left, without the devices
+        that are `shut`; or `now`: beside what runs there now. It does not matter whether the host is `usable`.
         """
         fit = self.cls.fit(shape)
         if fit.reason:
@@ -413,7 +417,7 @@ class Host:
         return max(0, self.within(shape, most, *sizes))
 
     def within(self, shape: Shape, most: int, cpu_milli: int, memory_mib: int) -> int:
-        """Return how many of `most` replicas of a shape so much free CPU and memory is enough for."""
+        """Return for how many replicas of a shape, at most `most`, this much CPU and memory is enough."""
         if shape.cpu_milli and self.cpu_milli:
             most = min(most, cpu_milli // shape.cpu_milli)
         if shape.memory_mib and self.memory_mib:
@@ -449,7 +453,7 @@ class Host:
         return most
 
     def fits_host(self, shape: Shape) -> bool:
-        """Return whether CPU and memory suffice; a worker that reports 0 is not checked."""
+        """Return whether CPU, memory and member entries suffice for a replica. CPU or memory of 0 is not checked."""
         if self.held >= MEMBERS_MAX:
             return False
         if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:
@@ -458,7 +462,7 @@ class Host:
 
     @contextlib.contextmanager
     def without(self, slots: int) -> Iterator[None]:
-        """Make these slots unavailable inside the block."""
+        """Make these slots unavailable inside the block; the caller refreshes the fleet's buckets."""
         sick, self.sick = self.sick, self.sick | slots
         try:
             yield

@@ -6,8 +6,10 @@ from moorage.schemas.errors import Problem, problem
 
 
 def level_problem(what: str, needed: int, level: int) -> Problem:
-    """Return the refusal of something that needs a feature level above the ledger's; `what` is the sentence's subject,
-    one thing."""
+    """Return the refusal of something that needs a feature level above the ledger's.
+
+    `what` is the subject of its sentence, in the singular.
+    """
     return problem(
         "failed-precondition",
         f"{what} needs feature level {needed}, because schedulers of an earlier release cannot read it in the ledger",

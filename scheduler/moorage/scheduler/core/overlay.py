@@ -1,6 +1,7 @@
 """Rows of the state as they will be after the record that is being built.
 
-Each has, under the same names, those fields of its state row that a record may change, so code can read either one.
+Each has some of the fields of its state row, under the same names, so that code can read either one. It may have fields
+of its own as well, such as `DraftTenant.load`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from moorage.scheduler.core.state import Job, Member, Replica, StandingOrder, Te
 
 
 class DraftTenant:
-    """A tenant after the accepts, placements, frees and operators' orders of this record."""
+    """A tenant after the accepts, placements, frees and operators' orders of this record.
+
+    The GPUs that it places are counted only for a tenant with queue groups of its own (`Group.tenant`).
+    """
 
     __slots__ = (
         "gpus",
@@ -40,7 +44,7 @@ class DraftTenant:
 
 
 class DraftWorker:
-    """A worker after the orders of operators and its own reports in this record."""
+    """A worker after the orders, the reports and the end of its session in this record."""
 
     __slots__ = ("examined", "flag", "session", "unwell_mask", "well", "window")
 

@@ -57,7 +57,7 @@ def by_tenant(tenant: str) -> str:
 def actor(who: str, said: object = "") -> str:
     """Return an actor as written in records: `who` as proven by NATS, a blank, and the name that the caller gave.
 
-    The caller's own name is cut to its first printable characters, and left out if it is empty.
+    That name loses its unprintable characters and is cut to `SAID_CHARS_MAX`. It is left out if it is empty or no text.
     """
     name = "".join(char for char in said if char.isprintable())[:SAID_CHARS_MAX] if isinstance(said, str) else ""
     return f"{who} {name}" if name else who
@@ -78,9 +78,9 @@ STATE_MASK: Final = (1 << STATE_BITS) - 1
 
 
 def exiting(to: int, result: int | None) -> int:
-    """Return the argument of an EXIT step: the next state, and the message number of the result (0 for no result).
+    """Return the argument of an EXIT step: the next state and the result.
 
-    `result` is None if the worker does not report it.
+    `result` is the message number of the result, 0 if there is none, None if the worker does not report it.
     """
     return to if result is None else result + 1 << STATE_BITS | to
 

@@ -46,12 +46,18 @@ class RequestReader:
         self.shapes = Shapes()
 
     def read(self, body: bytes) -> tuple[str | None, Request, Shape]:
-        """Return the job id that a request's body names, if any, the request, and its shape. Raises Refused."""
+        """Return the job id in a request's body (None if it has none), the request, and its shape for any tenant.
+
+        Raises Refused if the body is not a valid request, or asks for TFLOPS.
+        """
         name, asked = self.requests.read(body)
         return name, asked.request, asked.shape or self.shape_of_asked(asked)
 
     def request_of(self, job: Job) -> Request:
-        """Return the request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
+        """Return the request of an accepted job, with the share that an operator gave it; its `job` may be None.
+
+        It is decoded from the body: for rare paths only.
+        """
         return self.requests.read(job.body)[1].request.with_part(job.part)
 
     def priority_of(self, job: Job) -> int:

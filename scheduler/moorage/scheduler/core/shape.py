@@ -28,7 +28,7 @@ DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str |
 
 
 class Shape:
-    """One way of asking. `together` is the number of replicas to place at once (a gang), else 1."""
+    """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1."""
 
     __slots__ = (
         "avoid",
@@ -128,7 +128,7 @@ class Shape:
 
 
 def shape_key(request: Request) -> ShapeKey:
-    """Return a key that is equal for requests to which every host gives the same answer."""
+    """Return a key for what a request asks of a host: every host gives the same answer to requests of equal keys."""
     gpu: GpuSpec | None = request.gpu if request.resource_requirements is None else request.effective_gpu
     run, resources, requires = request.run, request.resources, request.requires
     gpu_key: tuple[object, ...] | None = None
@@ -162,7 +162,7 @@ def shape_key(request: Request) -> ShapeKey:
 
 
 class Shapes:
-    """The shapes seen in this term."""
+    """The table of shapes, by key. It is emptied at its bounds."""
 
     def __init__(self) -> None:
         self._by_key: dict[ShapeKey, Shape] = {}
@@ -173,7 +173,10 @@ class Shapes:
         return len(self._by_key)
 
     def of(self, request: Request) -> Shape:
-        """Return the one Shape of this request. At its bound the table is emptied; shapes in use remain valid."""
+        """Return the Shape of this request: the same for equal keys, until the table is emptied at its bounds.
+
+        Shapes in use remain valid then.
+        """
         key = shape_key(request)
         shape = self._by_key.get(key)
         if shape is None:

@@ -1,8 +1,9 @@
-"""The ledger state: the result of folding all records, and nothing else.
+"""The ledger state: the result of folding all records.
 
-Hello and load frames are not part of it: see `fleet.py`. Fields marked *soft* belong to the leader alone; they are
-neither in the digest nor in snapshots. The digest is the sum of the hashes of all rows (jobs, replicas, members,
-workers, tenants, usage). Each row keeps its hash in `row`, so that only changed rows are hashed again.
+Load frames are not part of it (see `fleet.py`), and of a worker's hellos only that of its join. Fields marked *soft*
+belong to this process alone; they are neither in the digest nor in snapshots. The digest is the sum of the hashes of
+all rows (jobs, replicas, members, workers, tenants, finished jobs, usage). Each row keeps its hash in `row`, so that
+only changed rows are hashed again.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ class Replica:
 
 
 class Member:
-    """An attempt of a replica on a worker, made by `new_member`. It has its devices until they are reported free."""
+    """An attempt of a replica on a worker. It has its devices until its worker reports them free, or is lost."""
 
     __slots__ = (
         "attempt",
@@ -555,7 +556,7 @@ class State:
         return ledger_id in self.former_id.split()
 
     def former_of(self, ledger_id: str) -> str:
-        """Return the predecessor to name to a process that knows `ledger_id`: that ledger, or the last predecessor."""
+        """Return the former id to name to a process that knows `ledger_id`: that, else the last; "" for none."""
         return ledger_id if self.follows(ledger_id) else self.former_id.partition(" ")[0]
 
     def job(self, tenant: str, name: str) -> Job | None:
@@ -573,10 +574,10 @@ class State:
         return self.live + self.extra - self.extra_ended
 
     def room(self, most: int, tenant: str, new: int = 0, new_of_tenant: int = 0) -> int:
-        """Return how much more a tenant may add under the bound `most` if new jobs count `new`; 0 or less: nothing.
+        """Return how much load a tenant may add under the bound `most`; 0 or less: none.
 
-        The last tenth of the bound is open only to tenants that use less than a tenth: one tenant cannot keep others
-        out.
+        `new` is the load of jobs accepted in the record in progress, `new_of_tenant` this tenant's part of it. The last
+        tenth of the bound is open only to tenants that use less than a tenth: one tenant cannot keep others out.
         """
         row, last, free = self.tenants.get(tenant), most // LAST_PART, most - self.load - new
         held = new_of_tenant + (row.live + row.extra if row is not None else 0)

@@ -57,11 +57,10 @@ _WORD: Final = b"tflops"
 
 @functools.lru_cache(FILES_KNOWN)
 def read_capacities(tflops_file: str) -> Mapping[str, float]:
-    """Return the TFLOPS of GPU models: the table `[tflops]` of a file, in place of the built-in one, which "" means.
+    """Return the TFLOPS of GPU models from the table `[tflops]` of a file; "" stands for the built-in table.
 
-    A file is read once in a process, at its first use.
-
-    Raises Refused with bad-settings.
+    A file is read once in a process, at its first use. Raises Refused with bad-settings if it cannot be read or is not
+    valid; then the next use reads it again.
     """
     if not tflops_file:
         return CAPACITIES
@@ -89,8 +88,8 @@ def read_capacities(tflops_file: str) -> Mapping[str, float]:
 def resolved(body: bytes, tflops_file: str = "") -> bytes:
     """Return a request's body with the percentage in place of TFLOPS; the same bytes if it has none.
 
-    A body without the word `tflops` is not even decoded. Raises Refused if the TFLOPS cannot be converted, and as
-    `decode_request` does.
+    A body without the word `tflops` is not even decoded. Raises Refused if the TFLOPS cannot be converted, as
+    `decode_request` does, and as `read_capacities` does.
     """
     if _WORD not in body:
         return body

@@ -157,7 +157,7 @@ class Tally:
                     self._spread(job.tenant, model, begin_ms, end_ms, devices * part.milli, mib)
 
     def _spread(self, tenant: str, model: str, from_ms: int, until_ms: int, milli: int, mib: int) -> None:
-        """Add to each hour between two moments."""
+        """Add a span to each hour in which it lies; of a longer span only the last `JOB_HOURS_MAX` hours count."""
         at, last = from_ms // HOUR_MS, (until_ms - 1) // HOUR_MS
         at = max(at, last - JOB_HOURS_MAX + 1)
         begin = max(from_ms, at * HOUR_MS)

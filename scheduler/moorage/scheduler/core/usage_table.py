@@ -49,7 +49,11 @@ class UsageTable:
         self._rows_max, self._series_max = rows_max, series_max
 
     def add(self, tenant: str, model: str, hour: int, sums: Sums) -> None:
-        """Add to the row of an hour."""
+        """Add to the row of an hour.
+
+        Beyond the most series, that of `OTHERS` takes the place of a new one. Beyond the most rows, the oldest hour of
+        all series is dropped.
+        """
         series = self.series.get((tenant, model))
         if series is None:
             if len(self.series) >= self._series_max:
@@ -106,7 +110,7 @@ class UsageTable:
 
     @classmethod
     def load(cls, rows: Iterable[tuple[str, str, bytes, bytes]]) -> UsageTable:
-        """Return the table of a snapshot. Raises ValueError."""
+        """Return the table of a snapshot. Raises ValueError if hours and sums do not match in size."""
         table = cls()
         for tenant, model, hours, sums in rows:
             if not hours or len(hours) % 4 or len(sums) != len(hours) * 2 * SUMS:

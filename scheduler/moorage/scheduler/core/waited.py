@@ -22,7 +22,7 @@ OTHERS: Final = "(others)"
 
 
 class Waited:
-    """For each tenant and class, one list: jobs by bucket, then the sum of their waits in ms."""
+    """The waits of a term. For each tenant and class, one list: jobs by bucket, then the sum of their waits in ms."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], list[int]] = {}
@@ -45,7 +45,10 @@ class Waited:
         return self._counts.setdefault(key, [0] * (len(BUCKETS_MS) + 2))
 
     def as_data(self) -> dict[str, Any]:
-        """Return the bucket bounds in seconds, and by tenant and class the jobs in each bucket and the sum of waits."""
+        """Return the bucket bounds, and by tenant and class the jobs in each bucket and the sum of waits, in seconds.
+
+        One more bucket has the jobs that waited longer than the last bound.
+        """
         rows = [
             {"tenant": tenant, "gpus": gpus, "jobs": counts[:-1], "sum_s": counts[-1] / 1000}
             for (tenant, gpus), counts in sorted(self._counts.items())
@@ -54,7 +57,7 @@ class Waited:
 
 
 def class_of(shape: Shape) -> str:
-    """Return the class of a shape by the GPUs that it needs at once, as in `moorage simulate`."""
+    """Return the class of a shape, as in `moorage simulate`: by the GPUs that it needs at once, or that it shares."""
     gpus = shape.gpus
     if gpus == 1:
         return "1" if shape.mode <= EXCLUSIVE else "share"

@@ -1,8 +1,8 @@
 """Builds the frames for plain placements while their record is being appended, so that they can be sent at once.
 
 Nothing is sent before the acknowledgement. But then GPUs need not wait for the fold, since its result for a few plain
-placements is known in advance. For other records nothing is prepared. `Engine.commit` builds the same frames from the
-folded state, and the sender compares them; a placement sent twice does no harm at the worker.
+placements is known in advance. For other records nothing is prepared. `Engine.commit` builds all frames from the folded
+state, and the sender sends these too unless they are the same; a placement sent twice does no harm at the worker.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _MODE_MASK: Final = (1 << MODE_BITS) - 1
 
 
 def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Message]:
-    """Return the messages that the record in flight will cause when folded into `state`; none if not certain.
+    """Return the messages with the placements that the record in flight will cause in `state`; [] if not certain.
 
-    It is certain if the record only places new jobs without a deadline, and contains reports about other jobs.
+    It is certain if the record only places new jobs without a deadline, and contains reports about other jobs. The
+    frames for a frozen job whose guest is reported over are left out: they follow after the fold.
     """
     record = flight.record
     if record is None or record.acts or flight.renewed or flight.joined or len(record.steps) > STEPS_MAX * STEP_WIDTH:

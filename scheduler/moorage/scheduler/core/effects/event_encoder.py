@@ -133,7 +133,7 @@ class EventEncoder:
         return f'{head}{job.name}{placed}{worker}{devices},"fence":{self._seq}}}]{end}'.encode()
 
     def _begun(self, tenant: str) -> tuple[str, str]:
-        """Return the common parts of such events of a tenant in this record, before and after the job's name."""
+        """Return what all events of `_placed` for a tenant in this record have before and after the job's name."""
         ms = self._state.time_ms
         found = self._first[tenant] = (
             f'{{"kind":"event","tenant":"{tenant}","job":"',
@@ -157,7 +157,7 @@ class EventEncoder:
         ).encode()
 
     def _ended(self, key: _Ended) -> tuple[str, str, str, str]:
-        """Return the common parts of such events with this end in this record, around the worker's name."""
+        """Return what all events of `_ran` with this end in this record have around the worker's name."""
         rev, ms, index, attempt, to, code, fence = key
         alike = f',"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"'
         by = f',"fence":{fence}{_BY_WORKER}'

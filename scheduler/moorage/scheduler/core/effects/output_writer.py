@@ -25,7 +25,7 @@ ExplainWaiting = Callable[[Job], dict[str, Any] | None]
 
 
 class OutputWriter:
-    """Builds everything from the folded state alone. `arm` sets the timers of an accepted job."""
+    """Builds the outputs once the record is folded into the state. `arm` sets the timers of an accepted job."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class OutputWriter:
         self._joined: list[Worker] = []  # workers that joined with the record whose events are to be added
 
     def add_events(self, folded: Folded, out: Outputs) -> None:
-        """Add one event for each changed job."""
+        """Add one event for each changed job, and for each whose worker rejoined with other levels of enforcement."""
         if folded.workers:
             self._encoder.forget()
         encode_event, events = self._encoder.event, out.events
@@ -134,7 +134,7 @@ class OutputWriter:
                 out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
     def tell_idle(self, reports: list[tuple[Member, Fact]], out: Outputs) -> None:
-        """Send events for jobs whose GPUs are idle. These are no transitions, and not in the ledger."""
+        """Add events for jobs, if not over, whose GPUs are idle. These are no transitions, and not in the ledger."""
         for member, fact in reports:
             job = member.replica.job
             if job.over:
@@ -161,5 +161,5 @@ class OutputWriter:
 
 
 def _seconds(word: str) -> int:
-    """Return a worker's number of seconds; 0 if it is not a number."""
+    """Return a worker's number of seconds; 0 if it is not one of at most `SECONDS_DIGITS_MAX` digits."""
     return int(word) if word.isascii() and word.isdigit() and len(word) <= SECONDS_DIGITS_MAX else 0

@@ -159,7 +159,7 @@ class WantedFrames:
         self._bytes.setdefault(worker.num, 400)
 
     def end_unknown(self, worker: Worker, held: Held) -> None:
-        """End a member that the worker has and the ledger does not know (ledger-rules H11)."""
+        """Ask a worker to end a member that it has and the ledger does not know (ledger-rules H11)."""
         if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
             return  # no member can have such numbers, and msgpack cannot encode them
         self._frame(worker, 200).end.append(

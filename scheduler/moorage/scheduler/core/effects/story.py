@@ -56,7 +56,10 @@ class Packing:
         self.packed: list[Packed] = []
 
     def add(self, job: Job, *, with_request: bool) -> bool:
-        """Add the unwritten part of a job's story; return False if the frame has no room for it."""
+        """Add the unwritten part of a job's story; return False if the frame has no room for it.
+
+        Of a part above `STORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
+        """
         moves, over = unwritten(job), job.over
         request = _request(job) if over and with_request else None
         while True:
@@ -80,8 +83,8 @@ class Packing:
     def add_plain(self, jobs: list[Job], *, with_request: bool) -> list[Job]:
         """Add the simple stories, as nearly all are, and return the jobs left for `add`.
 
-        Simple stories are complete, of one replica with at most one attempt, and short enough not to need parts. All
-        jobs are returned if the frame may not have room for the simple ones.
+        Simple stories are complete, of one replica with at most one attempt, without measured GPU use, and short enough
+        not to need parts. All jobs are returned if the frame may not have room for the simple ones.
         """
         rows: list[tuple[object, ...]] = []
         fresh: dict[int, int] = {}

@@ -1,7 +1,8 @@
 """Checks before a record is sent that it can be folded: every later leader must be able to fold it.
 
-`check` raises for everything for which `fold` raises, and changes nothing. It follows the steps like `FoldingSteps`,
-but only with what a step depends on: a replica's state, whether it holds devices, and which members linger.
+`check` reads the acts, facts, accepts and steps, and changes nothing. It does not check what the leader takes from its
+own state: the format, the epoch and the digest. It follows the steps like `FoldingSteps`, but only with what a step
+depends on: a replica's state, whether it holds devices, and which members linger.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FREE_OF_DEVICES: Final = -1
 
 
 def check(state: State, record: Record) -> None:
-    """Raise `FoldError` if `fold` could not apply the record."""
+    """Raise `FoldError` if `fold` could not apply what the leader decided in this record."""
     if len(record.steps) % STEP_WIDTH:
         raise FoldError("the record ends within a step")
     checking = Checking(state)

@@ -18,7 +18,10 @@ from moorage.scheduler.core.state import State, new_job
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
-    """Apply one record. Raises `FoldError` if it does not fit the state, which must then be thrown away."""
+    """Apply one record, and return what it changed. A record of an older epoch changes only the sequence.
+
+    Raises `FoldError` if the record does not fit the state, which must then be thrown away.
+    """
     if record.format not in (FORMAT - 1, FORMAT):
         other = "a newer" if record.format > FORMAT else "an older"
         raise FoldError(
@@ -66,7 +69,7 @@ class _Folding(FoldingSteps):
         state.seq = self.seq
 
     def _renew_digest(self) -> None:
-        """Replace the digest of each changed row in the state's digest."""
+        """Replace the digest of each changed row in the state's digest, and note the jobs that are over now."""
         state, out = self.state, self.out
         digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:

@@ -65,7 +65,7 @@ class Folding:
         self.out.workers.append(worker)
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant, marked as changed."""
+        """Return a tenant, marked as changed; it is created if it is not known."""
         tenant = self.state.tenant(name)
         self.rows[tenant] = None
         return tenant
@@ -78,7 +78,7 @@ class Folding:
         return job
 
     def ordered(self, num: int, word: int, by: str, why: str) -> Job:
-        """Return a job after adding an operator's act to its story, as a revision of its own."""
+        """Return a job after adding an act on it to its story, as a revision of its own."""
         job = self.job(num, "acts on")
         job.rev += 1
         self.add_transition(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
@@ -92,7 +92,7 @@ class Folding:
         story.append(transition)
 
     def note_long_story(self, job: Job) -> None:
-        """Note that a job's story is long; drop the oldest quarter if the history has not taken it."""
+        """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time."""
         story, replicas = job.story, len(job.replicas)
         if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
             del story[: len(story) // 4]

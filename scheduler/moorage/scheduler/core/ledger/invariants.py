@@ -44,8 +44,9 @@ class Broken(AssertionError):
 def validate(state: State) -> None:
     """Check the invariants that a single state can show. Raises `Broken`.
 
-    Each device has one exclusive lease, and beside a frozen one at most one guest, or sharers of one mode. Each replica
-    has one live attempt; gang members are in one phase; the digest is right; jobs and members are all accounted for.
+    A device has at most one exclusive lease, with at most one guest beside it while that is frozen, or sharers of one
+    mode. A replica has at most one live attempt; gang members are in one phase; the digest is right; the counts of jobs
+    and members are right.
     """
     live_members: dict[tuple[int, int], int] = {}
     held: dict[int, int] = {}

@@ -16,7 +16,7 @@ from moorage.scheduler.core.ledger.acts import AnyAct, Unknown
 class Record(msgspec.Struct, array_like=True, gc=False):
     """The outcomes of one tick. `digest` is that of the state before this record; `time` is ledger milliseconds.
 
-    - `format` is the ledger's feature level.
+    - `format` is the ledger's feature level; in a record that raises it, the new one.
     - (`leader`, `rid`) is the record's name, by which its leader recognises it after an unclear answer.
     - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
       The job's id is empty if the body begins with it (see `ids_in_bodies`).
@@ -49,7 +49,7 @@ _decode_list: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def decode_record(payload: bytes) -> Record:
-    """Return the record in these bytes. Raises what msgspec raises if they are not a record.
+    """Return the record in these bytes. Raises `msgspec.DecodeError` if they are not a record.
 
     An act that this release cannot read does not make the record invalid: it becomes `Unknown`, which `fold` refuses.
     """

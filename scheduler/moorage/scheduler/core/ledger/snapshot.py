@@ -1,7 +1,7 @@
 """The state at one record as bytes, from which a restart continues with the later records.
 
 A follower writes it, never the leader's loop. A snapshot is valid only once a ledger record names it with its digest
-(ledger-rules H12). `load` returns a state with the same digest, or raises.
+(ledger-rules H12). `load` returns a state with the same digest, or raises, unless it is to rehash.
 """
 
 from __future__ import annotations

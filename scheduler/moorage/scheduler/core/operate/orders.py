@@ -89,7 +89,10 @@ class Orders:
                 self._set_apart(tenant.name)
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
-        """Carry out an order in the draft, unless it changes nothing."""
+        """Carry out an order that is not about a worker, in the draft. Return the answer or a problem.
+
+        The answer's `changed` is false if there was nothing to change.
+        """
         asked = event.act
         by = actor(BY_OPERATOR, asked.by)
         if isinstance(asked, FeatureLevelAct):
@@ -291,12 +294,12 @@ class Orders:
         return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, tenant.share))
 
     def resume_turns(self, draft: Draft) -> None:
-        """At the start of a term, continue fair share, with this leader's setting of the half-life."""
+        """Continue the fair share of earlier terms, if any, with this leader's setting of the half-life."""
         if self.state.half_life_ms:
             self._take_turns(draft)
 
     def _take_turns(self, draft: Draft) -> None:
-        """Count usage from this record on, and give each tenant queue groups of its own."""
+        """Count usage with this leader's half-life from now on, and give each tenant queue groups of its own."""
         if self.state.half_life_ms != self.half_life_ms and not draft.counts:
             draft.counts = True
             draft.add(acts.HalfLife(self.half_life_ms))
@@ -322,7 +325,7 @@ class Orders:
         return given if given >= 0 else self.request_of(job).priority
 
     def _queued_entries(self, draft: Draft, job: Job) -> list[int]:
-        """Return a job's queue entries, held or not, except replicas in backoff, which have a timer."""
+        """Return a job's queue entries, held or not (of a gang one), without replicas in backoff: they have a timer."""
         waiting = [replica for replica in job.replicas if draft.replica(replica).state == QUEUED]
         return [
             entry(job.num, replica.index)
@@ -341,7 +344,7 @@ class Orders:
 
 
 def as_hold(order: StandingOrder | None) -> Hold | None:
-    """Return a hold in the form of answers; `by` is the name that the operator gave."""
+    """Return a hold in the form of answers, None for none; `by` is the name that the operator gave."""
     return Hold(order.since_ms, _said(order), order.why) if order is not None else None
 
 

@@ -38,7 +38,10 @@ class Resizing:
         self._rates = Rates(fleet)
 
     def resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Resized | Problem:
-        """Write the act, unless the job has this share already; from then on its shape is the new one."""
+        """Give a job another share; return its share now, or a refusal. If it has that share already, nothing changes.
+
+        The job's shape and what the fleet counts are new at once, not only when the record is folded.
+        """
         request = self._reader.request_of(job)
         gpu = request.effective_gpu
         if gpu is None or gpu.effective_sharing == "exclusive":
@@ -87,7 +90,7 @@ class Resizing:
     def _fixed(
         self, draft: Draft, job: Job, members: list[Member], before: tuple[int, int], part: tuple[int, int]
     ) -> Problem | None:
-        """Return a refusal if a worker cannot change the share of an attempt that it has."""
+        """Return a refusal if a worker cannot change the share of an attempt that it has, or is not connected."""
         for member in members:
             if draft.phase_of(member) == AT_EXITED:
                 continue
@@ -135,7 +138,10 @@ class Resizing:
         return None
 
     def _attempts(self, draft: Draft, job: Job, members: list[Member]) -> dict[str, int]:
-        """Return how many attempts take the new share, by how they do; an attempt without a share has no limiter."""
+        """Return how many attempts take the new share, by the way in which they do.
+
+        One that started without a share has no limiter, so its new share is only counted.
+        """
         asked = self._reader.requests.read(job.body)[1].request.effective_gpu
         first = 0 if asked and asked.share else job.resizes[0].seq if job.resizes else self._state.seq + 1
         found: dict[str, int] = {}
@@ -153,7 +159,7 @@ class Resizing:
 
 
 def resized_of(job: Job) -> Resized:
-    """Return the share that an operator gave a job; only the operator's answer has its attempts."""
+    """Return the share that an operator gave a job, which must have one; only the operator's answer has attempts."""
     row: Resize = job.resizes[-1]
     return Resized(row.memory_mib, row.compute_percent, row.since_ms)
 

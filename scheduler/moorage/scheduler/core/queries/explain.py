@@ -63,7 +63,7 @@ def explain(
     leaving: frozenset[int] = frozenset(),
     refusing: frozenset[int] = frozenset(),
 ) -> Explanation:
-    """Run every filter over every host; the first filter that leaves no host is the dominant reason.
+    """Run the filters over the hosts; the first that leaves none is the dominant reason, `PLACING` if all leave some.
 
     `excluded` hosts are reserved for other jobs, `leaving` hosts will be drained too soon, `refusing` hosts refuse the
     job whatever it asks for. This walks the fleet: for questions, not for each record.
@@ -231,7 +231,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
 
     The tenant's own jobs are named, those with most GPUs first; of other tenants only the numbers of jobs and GPUs are
     given. `workers` lists a few of the hosts with how many GPUs are leased there, or with `of_host` how much CPU and
-    memory is free. At most `MEMBERS_LOOKED_MAX` members are read; `more` says that there are others.
+    memory is free. Once `MEMBERS_LOOKED_MAX` members were read, further hosts are left out, and `more` is true.
     """
     own: dict[str, int] = {}
     others: set[int] = set()
@@ -273,12 +273,12 @@ def _left_of_host(host: Host) -> str:
 
 
 def _but_for_health(host: Host, shape: Shape) -> int:
-    """Return the number of devices that no running job leases, counting quarantined ones, whose jobs have ended."""
+    """Return the number of matching devices that no job leases, with quarantined ones: their jobs have ended."""
     return ((host.free | host.worker.quarantined & host.lent) & host.cls.fit(shape).mask).bit_count()
 
 
 def _but_for_foreign(host: Host, shape: Shape) -> int:
-    """Return the number of devices on which it could start now without foreign processes."""
+    """Return the number of devices on which this shape could start now without foreign processes."""
     foreign = sum(1 << slot for slot, (kind, _) in host.troubles.items() if kind == "foreign")
     left = host.free & host.cls.fit(shape).mask & ~(host.worker.quarantined | host.worker.unwell_mask)
     return (left & (foreign | ~(host.busy | host.sick))).bit_count()

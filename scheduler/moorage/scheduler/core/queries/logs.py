@@ -20,7 +20,7 @@ class Kept(NamedTuple):
 
 
 def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | Problem | None:
-    """Return which worker to ask for a page of output; an empty page if the replica was not placed yet.
+    """Return which worker to ask for a page of output; an empty page if the replica was never placed; or a problem.
 
     None for a job that has left memory: then use `find_in_story`.
     """

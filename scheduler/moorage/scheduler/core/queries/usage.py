@@ -28,8 +28,9 @@ _HELD: Final = frozenset(STATES[state] for state in UNENDED)
 def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
     """Return the usage of one tenant, or of all, over whole hours, including jobs still in memory.
 
-    The first hour is that of `since_s` seconds ago; `by` lists what to group by; `after` is the `next` of the page
-    before. A job that waits for a new attempt counts once it is placed again or has ended.
+    The first hour is that of `since_s` seconds ago (7 days without it); `by` lists what to group by (without it tenant
+    and model); `after` is the `next` of the page before. Without a `tenant` it is of all tenants. A job that waits for
+    a new attempt is left out until it is placed again or has ended.
     """
     since_s, by, after = (arguments.get(name) for name in ("since_s", "by", "after"))
     since_s = SINCE_S_DEFAULT if since_s is None else since_s

@@ -91,7 +91,7 @@ class View:
         return self._engine.sessions.lending.lent_twice()
 
     def report_of(self, worker_num: int) -> Report | None:
-        """Return what a worker's last renewal in this term reported, for audits."""
+        """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
         return self._engine.reports.get(worker_num)
 
     def put_off_until_ms(self, job: Job) -> int:
@@ -119,7 +119,10 @@ class View:
     # ------------------------------------------------------------------------------------ reserved hosts
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """Return the numbers of the hosts that are reserved, or were preempted, for jobs other than such ones."""
+        """Return the numbers of the hosts that jobs of this priority, shape and tenant may not use.
+
+        They are reserved for other jobs, or other jobs ended there for them.
+        """
         return self._engine.planner.reserving.excluded(priority, shape, tenant)
 
     def left_too_soon(self, num: int) -> frozenset[int]:
@@ -127,7 +130,7 @@ class View:
         return self._order.left_too_soon_of(num, self._state.time_ms)
 
     def reserved_for(self, hosts: frozenset[int]) -> Job | None:
-        """Return the job for which some of these hosts are reserved."""
+        """Return the job with the reservation if it is for some of these hosts; else None, as for preempted hosts."""
         held = self._engine.planner.reserving.reservation
         return None if held is None or not held.hosts & hosts else self._state.jobs.get(held.num)
 
@@ -144,7 +147,10 @@ class View:
     # --------------------------------------------------------------------------------------- its place
 
     def place_of(self, job: Job) -> dict[str, Any]:
-        """Return a job's place in the queue, and how many jobs wait; for a very long queue, replicas instead."""
+        """Return a waiting job's place in the queue, 1 for the first, and how many jobs wait, it among them.
+
+        For more than `GLANCED_MAX` entries these are replicas instead of jobs.
+        """
         priority, item, order = self._engine.priority_of(job), _first_waiting(job), self._order
         aged = order.standing_of if order.ageing is not None else None
         size = len(self._engine.queue)
@@ -177,12 +183,12 @@ class View:
     # ------------------------------------------------------------------------------------ what goes before
 
     def first_for_limit(self, tenant: str) -> Job | None:
-        """Return the first job of a tenant that its limit keeps waiting."""
+        """Return the first job of a tenant that its limit kept waiting in the last pass; None if there is none."""
         num = self._order.waits_for_limit(tenant)
         return None if num is None else self._state.jobs.get(num)
 
     def ahead_of(self, job: Job) -> list[Ahead]:
-        """Return, in strict order only, the first job of each queue group that has to start before this one."""
+        """Return the first job of each queue group that has to start before this one; [] unless the order is strict."""
         if not self._order.is_strict:
             return []
         draft, found = self._engine.standing_draft(), list[tuple[int, int, Ahead]]()

@@ -62,7 +62,7 @@ CONTENDED_AT: Final = 5
 
 
 def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
-    """Return one job in full: its request, replicas and last transitions.
+    """Return one job in full: its request, replicas and last transitions; of one not in memory, its `finished_row`.
 
     With `follow`, later events of the job are also sent on the job's own subject. A caller that receives the tenant's
     events does not need that.
@@ -177,7 +177,7 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
 
 
 def _usage(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return what a job in memory has used of GPUs so far; empty if nothing."""
+    """Return what a job in memory was granted and has used of GPUs, as far as its story is there; empty if nothing."""
     tally = Tally(engine.state, engine.state.time_ms, engine.request_of)
     tally.add(job)
     sums = [sums for _, sums in tally.sums()]
@@ -186,7 +186,7 @@ def _usage(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """Return what is known of a job that has left memory."""
+    """Return what the table of finished jobs has of a job; a `not-found` problem if it has none."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
         return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
@@ -346,7 +346,8 @@ def held_by(hold: StandingOrder) -> str:
 def tenants(engine: Engine) -> dict[str, Any]:
     """Return the tenants with live jobs, leases or operators' orders, those with most GPUs first.
 
-    `waits` is how long the jobs waited that started in this term, for monitors (see `waited`).
+    At most `LS_MAX` are listed; `of` is their number. `waits` is how long the jobs waited that started in this term,
+    for monitors (see `waited`).
     """
     state = engine.state
     rows = [
@@ -406,7 +407,10 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
 
 
 def fits_now(engine: Engine) -> list[dict[str, Any]]:
-    """Return, by model, the largest exclusive request that would start now on one host."""
+    """Return, by model, the number of GPUs, of free ones, and of GPUs that one request could have now on one host.
+
+    CPU and memory are not considered.
+    """
     best: dict[str, list[int]] = {}
     for cls in engine.fleet.classes.values():
         by_name: dict[str, int] = {}
@@ -473,9 +477,10 @@ def worker_state(worker: Worker, host: Host | None) -> str:
 
 
 def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
-    """Return the devices that are not given out, by slot: the problem, its detail, and since when if recorded.
+    """Return the devices that are not given out, by slot, with the problem and its detail.
 
-    `recorded` is true for what the ledger has, false for what the last load frame reported.
+    `recorded` is true for what the ledger has, false for what the last load frame reported. Despite its name,
+    `since_ms` is for how many ms a worker has reported the device as unhealthy; other problems have none.
     """
     pool = worker.hello.get("gpu_pool", ())
     rows: dict[int, dict[str, Any]] = {}
@@ -505,7 +510,7 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
 
 
 def cells(host: Host | None, size: int) -> str:
-    """Return one character for each GPU, from `moorage.schemas.cells`."""
+    """Return one character for each GPU, from `moorage.schemas.cells`; without a host all are LOST."""
     if host is None:
         return LOST * size
     text = ""

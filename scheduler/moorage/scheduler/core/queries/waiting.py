@@ -36,6 +36,8 @@ START_FAILED: Final = "start-failed"
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     """Return why a job is in its state: for a waiting job the dominant reason, the counts and its queue position.
 
+    Of a job that has left memory it is what `finished_row` returns.
+
     This walks the fleet: for questions, not for each record. `whatif.fixes` finds what would help.
     """
     job = engine.state.job(tenant, name)
@@ -246,7 +248,7 @@ def _told(found: dict[str, Any], asks: str) -> list[str]:
 
 
 def _preempted(engine: Engine, job: Job) -> str:
-    """Return which preempted jobs this job waits for: by name for its own tenant, by number for others."""
+    """Return which preempted jobs this job waits for: its own tenant's by name, of others only how many."""
     ending = sorted({member.replica.job for member in leaving_for(engine.state, job)}, key=lambda other: other.num)
     mine = [f"job {other.name}" for other in ending if other.tenant == job.tenant]
     others = len(ending) - len(mine)

@@ -46,7 +46,10 @@ class OfJob(Act):
 
 
 class Avoid(OfJob, tag="avoid"):
-    """A job is not placed on these slots of a worker, which failed under it; no slots lifts that."""
+    """From now on a job avoids these slots of a worker too, which failed under it or refused it.
+
+    Without slots it avoids none there any more. Beyond `AVOID_MAX` workers, that of the lowest number is forgotten.
+    """
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -97,7 +100,8 @@ class Priority(OfJob, tag="priority"):
 class Resize(OfJob, tag="resize"):
     """An operator gives a job another share of each device that it has, and of those that it gets later.
 
-    `rate_milli` is what each of its attempts counts in its tenant's fair share from now on.
+    `rate_milli` is what each of its present attempts counts in its tenant's fair share from now on; 0: each device as a
+    whole GPU.
     """
 
     LEVEL: ClassVar[int] = 2
@@ -160,7 +164,10 @@ class Freeze(OfJob, tag="freeze"):
 
 
 class Part(OfJob, tag="part"):
-    """The history holds revisions `first` to `last` of a job at `seq`: memory keeps newer ones, and the last ones."""
+    """The history holds revisions `first` to `last` of a job in its message `seq`: all up to `last` leave memory.
+
+    The last `STORY_KEPT` transitions stay.
+    """
 
     seq: int
     first: int
@@ -216,7 +223,7 @@ class Compact(Act, tag="compact"):
 
 
 class Expire(Act, tag="expire"):
-    """The oldest rows, `rows` of them, of finished jobs are dropped."""
+    """The oldest `rows` rows of the table of finished jobs are dropped."""
 
     rows: int
 
@@ -234,7 +241,7 @@ class Expire(Act, tag="expire"):
 
 
 class Used(OfJob, tag="used"):
-    """The GPU use of an ended attempt, as measured by its worker.
+    """A worker reports the GPU use that it measured of an ended attempt; it is added to that of the job.
 
     `gpu_ms` is -1 if the worker could measure only memory.
     """
@@ -257,9 +264,9 @@ class Used(OfJob, tag="used"):
 
 
 class Usage(Act, tag="usage"):
-    """The GPU usage of transitions that leave memory with this record: sums by tenant, model and hour.
+    """Transitions leave memory with this record: their GPU usage is added to the sums by tenant, model and hour.
 
-    A row is a tenant, a model, and one list of hours since the epoch with their sums, as in `usage.UsageTable`.
+    A row is a tenant, a model, and one list of hours (of ledger time) with their sums, as in `UsageTable`.
     """
 
     LEVEL: ClassVar[int] = 2

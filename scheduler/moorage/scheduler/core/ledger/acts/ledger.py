@@ -36,7 +36,7 @@ class Resign(Act, tag="resign"):
 
 
 class Level(Act, tag="level"):
-    """The ledger's feature level from this record on."""
+    """An operator raises the ledger's feature level, from this record on."""
 
     IS_DECISION: ClassVar[bool] = True
     level: int
@@ -60,7 +60,7 @@ class Snapshot(Act, tag="snapshot"):
 
 
 class Behind(Act, tag="behind"):
-    """This ledger is an older backup, which no scheduler may lead."""
+    """A leader found this ledger to be an older backup: no scheduler may lead it, until a restore (`Restored`)."""
 
     IS_DECISION: ClassVar[bool] = True
     why: str

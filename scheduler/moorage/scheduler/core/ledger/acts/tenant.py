@@ -45,7 +45,7 @@ class Unhold(OfQueue, tag="unhold"):
 
 
 class Limit(Act, tag="limit"):
-    """A tenant's limits; 0 for none."""
+    """An operator sets a tenant's limits; 0 for no limit."""
 
     IS_DECISION: ClassVar[bool] = True
     tenant: str
@@ -61,7 +61,7 @@ class Limit(Act, tag="limit"):
 
 
 class Share(Act, tag="share"):
-    """A tenant's weight and guaranteed GPUs; 0 for unset."""
+    """An operator sets a tenant's weight and guaranteed GPUs; 0 unsets either."""
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -89,7 +89,10 @@ class HalfLife(Act, tag="half-life"):
 
 
 class Cursor(Act, tag="cursor"):
-    """A tenant's durable queue was read up to a sequence; `which` is submit or cancel."""
+    """A tenant's durable queue was read up to a sequence; `which` is submit or cancel.
+
+    With submit, the cancels of unknown jobs that were queued up to there are forgotten.
+    """
 
     tenant: str
     which: str
@@ -107,7 +110,7 @@ class Cursor(Act, tag="cursor"):
 
 
 class Tombstone(Act, tag="tombstone"):
-    """Remember the cancel of an unknown job; `sequence` is its place in the durable queue, or 0."""
+    """The cancel of an unknown job is remembered; `sequence` is its place in the durable queue, 0 for none."""
 
     tenant: str
     name: str
@@ -120,7 +123,7 @@ class Tombstone(Act, tag="tombstone"):
 
 
 class Untomb(Act, tag="untomb"):
-    """Forget the cancel of an unknown job."""
+    """The cancel of an unknown job is forgotten."""
 
     tenant: str
     name: str

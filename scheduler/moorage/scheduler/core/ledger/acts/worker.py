@@ -48,7 +48,11 @@ class Known(Act, tag="worker"):
 
 
 class Join(OfWorker, tag="join"):
-    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`; `no` its last report frame, 0."""
+    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`.
+
+    `no` is 0, as no report frame of the session is folded yet. The ailment of a device that is no longer in its slot is
+    forgotten.
+    """
 
     boot: str
     n: int
@@ -72,7 +76,7 @@ class Join(OfWorker, tag="join"):
 
 
 class Gone(OfWorker, tag="gone"):
-    """A worker's session ends. `why` is lost, `records.GOODBYE` or joined-anew."""
+    """A worker's session ends. `why` is "lost", `records.GOODBYE`, or that the worker has joined again."""
 
     IS_DECISION: ClassVar[bool] = True
     why: str
@@ -96,7 +100,7 @@ class Flag(OfWorker, tag="flag"):
 
 
 class Window(OfWorker, tag="window"):
-    """A worker's maintenance window in ledger ms, see `state.Window`; all 0 removes it."""
+    """A worker gets a maintenance window, in ledger ms (see `state.Window`), or with `leave_ms` 0 loses its window."""
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -127,7 +131,7 @@ class Unquarantine(OfWorker, tag="unquarantine"):
 
 
 class Health(OfWorker, tag="health"):
-    """A worker's report on a device: its ailment (empty: healthy again), and whether jobs have to leave it."""
+    """A worker reports on a device: its ailment (empty: healthy again), and whether jobs have to leave it."""
 
     LEVEL: ClassVar[int] = 2
     slot: int
