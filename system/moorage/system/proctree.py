@@ -215,7 +215,7 @@ def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
 
 
 def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
-    """Return which processes have which of these named sets of marks in their environment: all marks of the set.
+    """Scan the environment of every process for these named sets of marks; a process that has all of a set matches it.
 
     A set without a state folder's mark, which an older supervisor wrote, does not match a process that has one, since
     that belongs to another deployment. Unless `own_uid` is 0, processes of other users are left out: children of this

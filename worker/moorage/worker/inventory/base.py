@@ -120,7 +120,10 @@ class Inventory(Protocol):
         ...
 
     def memory_baseline_mib(self, slot: int) -> int:
-        """Return the memory in use on the idle device, in MiB; an upper bound until the device was seen idle."""
+        """Return the memory in use on the idle device, in MiB.
+
+        It is an assumed upper bound until the device was seen idle, and 0 if the memory cannot be read.
+        """
         ...
 
     async def held(self, slot: int) -> dict[int, int]:

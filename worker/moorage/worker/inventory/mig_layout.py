@@ -96,7 +96,7 @@ class MigGpu:
         """Destroy the GPU's slices and make these; return False, and change nothing, if the GPU has them already.
 
         MIG mode is turned on before if it is off, and turned off for an empty layout. Raises Refused if `check` does,
-        or if a step fails: then the former slices are made again, as far as NVML allows.
+        or if a step fails: then the former slices are made again, as far as NVML allows, but the mode is not set back.
         """
         self.check(layout)
         is_on = self._is_on()

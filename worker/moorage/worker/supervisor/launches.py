@@ -85,9 +85,9 @@ class Launches:
         return f"/{self._prefix}-" in cgroup
 
     def hear(self, member: Member) -> bool:
-        """Return whether it is decided if the process runs its program; False while the process has not reported.
+        """Return whether it is known by now that the process runs its program, or that it cannot.
 
-        If it does not run, `member.failure` is set and says why.
+        If it cannot, `member.failure` says why.
         """
         try:
             said = os.read(member.confirm, 64)  # a stage and an error number

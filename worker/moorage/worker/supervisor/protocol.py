@@ -154,7 +154,7 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """End every member with at most this grace, then exit, with members left too once 10 s more have passed.
+    """End every member with at most this grace, then exit; with members left, 10 s after the grace.
 
     The ends stay in the journal for the next supervisor. With `idle_only` the supervisor exits only if it has no
     members, and else refuses with `busy`.

@@ -318,7 +318,7 @@ class Supervisor:
             self._finish()
 
     def shut_down(self, grace_s: float) -> None:
-        """End every member with at most this grace, then finish, even if members are left `UNPROVEN_AFTER_S` after it.
+        """End every member with at most this grace, then finish; with members left, `UNPROVEN_AFTER_S` after the grace.
 
         A second call can shorten the grace, but not the wait for members that are left.
         """
