@@ -170,13 +170,14 @@ class SimFleet:
     async def kill_scheduler(self) -> None:
         """Kill the leader without a goodbye, and start another scheduler at once.
 
-        It takes over once the leader has been silent for the usual time.
+        The new one takes over once the leader has been silent for the takeover time.
         """
         await self._end_scheduler()
         self._start_scheduler()
 
     async def kill_worker(self, worker: str) -> None:
-        """Kill a worker with its jobs. The scheduler notices when the worker's lease runs out. Raises KeyError."""
+        """Kill a worker with its jobs. The scheduler notices when its lease runs out. Raises KeyError if it does not
+        run."""
         if worker not in self._workers:
             raise KeyError(f"no worker {worker} runs, but {', '.join(self._workers) or 'none'}")
         await self._end_worker(self._workers.pop(worker))
