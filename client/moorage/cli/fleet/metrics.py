@@ -107,7 +107,7 @@ async def _ask(client: AsyncClient) -> Told:
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
-    """Return the GPU time of the last whole hour, by tenant and model; none if the leader's release is older than
+    """Return the GPU time of the last whole hour, by tenant and model; [] if the leader's release is older than
     `usage`."""
     try:
         answer = await client.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
