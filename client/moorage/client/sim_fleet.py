@@ -189,11 +189,15 @@ class SimFleet:
         await self._start_worker(self._hosts[worker])
 
     def cut_off(self, *workers: str) -> None:
-        """Drop all messages to and from these workers until `reconnect`."""
+        """Drop all messages between these workers and all other connections that exist now, until `reconnect`.
+
+        A connection that is opened later still reaches them, that of a new scheduler included. A later `cut_off`
+        replaces an earlier one.
+        """
         self.network.partition(workers, {SERVER, *(each.name for each in self._bus.connections)} - {*workers})
 
     def reconnect(self) -> None:
-        """Deliver all messages between all parties again, without faults."""
+        """Deliver all messages between all parties again; the faults of `network` end, too."""
         self.network.heal()
 
     # -- inside -------------------------------------------------------------------------------------------------
