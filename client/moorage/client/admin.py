@@ -91,7 +91,7 @@ class Admin:
         return await self._act("limit", tenant=self._tenant(tenant), gpus=gpus, jobs=jobs, why=why)
 
     async def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
-        """Raise the ledger's feature level. `Rejected` unless at least `schedulers` answer and all of them know it."""
+        """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""
         return await self._act("feature-level", level=level, schedulers=schedulers, why=why)
 
     async def share(

@@ -296,7 +296,7 @@ class SyncAdmin(Handle["Admin"]):
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
 
     def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
-        """Raise the ledger's feature level. `Rejected` unless at least `schedulers` answer and all of them know it."""
+        """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""
         return self._thread.call(self._twin.feature_level(level, schedulers=schedulers, why=why))
 
     def share(

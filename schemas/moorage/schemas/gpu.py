@@ -300,7 +300,7 @@ _BEHIND: Final = re.compile(r"(?P<model>[A-Za-z]+\d[0-9A-Za-z]*?) ?x ?(?P<count>
 
 
 def nominal_mib(gigabytes: float) -> int:
-    """Return the least MiB that a device sold as so many GB (1e9 bytes) may report: 2 % less than nominal."""
+    """Return the least MiB that a device sold with `gigabytes` GB (1e9 bytes) may report: 2 % less than nominal."""
     return int(gigabytes * 1e9 * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
 
 

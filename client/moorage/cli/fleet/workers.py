@@ -103,8 +103,8 @@ def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def levels(capabilities: dict[str, Any]) -> list[str]:
-    """Return how a worker keeps sharers to their parts of a GPU: a line for each driver and mode of which it tells
-    this."""
+    """Return how a worker keeps sharers to their parts of a GPU: a line for each driver and mode for which it
+    reports a level."""
     return [
         f"{driver} jobs with {mode}: {enforced_words(level)}"
         for driver, told in sorted(capabilities.items())

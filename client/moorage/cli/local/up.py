@@ -118,8 +118,8 @@ def _check_fleet(simulate: str | None) -> None:
 def _check_owners(folder: Path) -> None:
     """Raise `Rejected` if a link on the way, the folder or a file of ours in it belongs to another user.
 
-    The owner of a folder or a link on the way to a file chooses the file. So the links on the way, the folder, and what
-    stands in it under our names have to be this user's; for others than root root's will do, too, as for /tmp.
+    The owner of a folder or a link on the way to a file chooses the file. Files of ours must belong to this user; links
+    on the way and the folder may also belong to root, as for /tmp.
     """
     user = os.geteuid()
     trusted = {user, 0}
