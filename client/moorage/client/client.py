@@ -352,10 +352,11 @@ class AsyncClient(Connected):
     ) -> Answer:
         """Return what would happen to a request; nothing is submitted.
 
-        `data["starts"]` of the answer is now, later, unknown, never or refused. The plan can assume changes: the
-        workers in `drain` are drained, the hosts of `add` (such as `2x8xA100`) exist, tenants are limited to `quota`
-        GPUs (a number for this tenant, or numbers by tenant), and tenants have a `share` (a weight, or a weight and
-        guaranteed GPUs). Without `what`, the answer says what these changes alone would do. To have a submit accepted
+        `data["starts"]` of the answer is `now`, `later`, `unknown`, `never` or `refused`; the word `none` without
+        `what`. It is also `now` if only some replicas would start now: `replicas_now` of `replicas`. The plan can
+        assume changes: the workers in `drain` are drained, the hosts of `add` (such as `2x8xA100`) exist, tenants are
+        limited to `quota` GPUs (a number for this tenant, or numbers by tenant), and tenants have a `share` (a weight,
+        or a weight and guaranteed GPUs). Without `what`, the answer says what these changes alone would do. To have a submit accepted
         only while the plan holds, give it `data["ledger"]` as `if_seq`. Raises what `submit` raises.
         """
         from moorage.client.planning import plan_arguments
@@ -430,7 +431,11 @@ class AsyncClient(Connected):
         return Admin(self)
 
     async def fleet(self) -> dict[str, Any]:
-        """Return `workers` (sorted by name), free GPUs, and for each model the largest request that would start now."""
+        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs.
+
+        `fits_now` has for each model its GPUs, how many are free, and the largest exclusive request that would start
+        now on one host.
+        """
         return data_of(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
@@ -455,7 +460,8 @@ class AsyncClient(Connected):
         With `within`, the running jobs get their checkpoint signal, are ended within that time, and start again
         elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty. `last`
         is the duration after which the worker opens again on its own. The drain is in the ledger; `uncordon` undoes it.
-        Return the fields of a `Done`; its `changed` is false if nothing had to change.
+        Return the fields of a `Done`; its `changed` is false if the worker was draining already and neither drain has
+        times.
         """
         from moorage.client.moments import drain_fields
 

@@ -498,7 +498,7 @@ class Client(ClientBase):
         return SyncAdmin(self._thread, self._twin.admin)
 
     def fleet(self) -> dict[str, Any]:
-        """Return `workers` (sorted by name), free GPUs, and for each model the largest request that would start now."""
+        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
         return self._thread.call(self._twin.fleet())
 
     def audit(self) -> dict[str, Any]:
