@@ -57,7 +57,7 @@ def completion(
 
 
 def _firsts() -> dict[str, str]:
-    """Return the first words of all verbs, and what each is for."""
+    """Return the first words of all verbs, each with the description of the last verb that begins with it."""
     return {name.partition(" ")[0]: verb.help for name, verb in all_verbs().items()}
 
 
@@ -68,13 +68,13 @@ def _options(verb: Verb) -> Iterator[tuple[str, Argument]]:
 
 
 def _asks(verb: Verb) -> str:
-    """Return the line of moorage that lists what the verb's words may be; empty where nothing does."""
+    """Return the arguments of `moorage` that list what the verb's words may be; "" if no verb lists them."""
     lists = next((one.parameter.lists for one in arguments_of(verb.load()) if one.parameter.lists), "")
     return f"{lists} --timeout {ASKS_FOR}" if lists else ""
 
 
 def _choices(verb: Verb) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the values that may follow: those of an option that has few, or else those of the verb itself."""
+    """Yield each option of the verb with its few possible values; "" stands for the verb's own words."""
     for one in arguments_of(verb.load()):
         if one.choices:
             for name in one.names or ("",):

@@ -83,7 +83,7 @@ def help_below(word: str) -> str:
 
 
 def _folded(verbs: Iterable[Verb]) -> Iterable[tuple[str, str]]:
-    """Return the verbs with their descriptions; verbs of two words share a line if their first word is the same."""
+    """Yield the verbs with their descriptions; verbs of two words share a line if their first word is the same."""
     seen: set[str] = set()
     for verb in verbs:
         first, _, second = verb.name.partition(" ")

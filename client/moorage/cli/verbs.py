@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 
 class Verb(NamedTuple):
-    """A verb: where its function is, and its line in the first help. A name of two words is below a first word: `admin
-    hold`."""
+    """A verb: its name of one or two words, where its function is (`module:function`), and its line in the first
+    help."""
 
     name: str
     where: str
@@ -124,7 +124,8 @@ def all_verbs() -> dict[str, Verb]:
 
 
 def find(words: Sequence[str]) -> tuple[Verb | None, list[str]]:
-    """Return the verb of one or two words with which the line begins, and the rest of the line."""
+    """Return the verb with which the line begins, and the rest of the line; None and the whole line if there is
+    none."""
     known = all_verbs()
     for count in (2, 1):
         verb = known.get(" ".join(words[:count])) if len(words) >= count else None

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Admin:
     """The orders of an operator, sent through an open client. `tenant` defaults to the client's own.
 
-    A call returns once the order is in the ledger. Repeating an order changes nothing: `Done.changed` is then false.
+    An order returns a `Done` once it is in the ledger. Repeating it changes nothing: `Done.changed` is then false.
+    There are two exceptions: a second `requeue` ends the new attempt, and acts on dead letters are not in the ledger.
     All raise `NotFound`, `Rejected` (the job has ended, or a text is too long), `NotPermitted`, `NoScheduler`,
     `Unreachable`.
     """
@@ -90,7 +91,7 @@ class Admin:
         return await self._act("limit", tenant=self._tenant(tenant), gpus=gpus, jobs=jobs, why=why)
 
     async def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
-        """Raise the ledger's feature level. `Rejected` unless at least `schedulers` answer and all of them know it."""
+        """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""
         return await self._act("feature-level", level=level, schedulers=schedulers, why=why)
 
     async def share(
@@ -113,7 +114,7 @@ class Admin:
     async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all.
 
-        `sequence` is the number of a letter.
+        `tenant` None means all tenants. `sequence` is the number of a letter.
         """
         after = 0
         while True:

@@ -116,7 +116,10 @@ class Asking:
         return await self._try_on(_Tries(once, failed), deadline_s, ends_s)
 
     async def again(self, once: Callable[[], Awaitable[T]], deadline_s: float) -> T:
-        """Call `once` until it returns, for at most `deadline_s` seconds. It must be idempotent. Raises as `ask`."""
+        """Call `once`, which must be idempotent, and again for at most `deadline_s` seconds if no answer came.
+
+        Raises as `ask`.
+        """
         return await self._try_on(_Tries(once), deadline_s, time.monotonic() + deadline_s)
 
     async def _try_on(self, tries: _Tries[T], deadline_s: float, ends_s: float) -> T:
@@ -165,7 +168,7 @@ async def _once(asker: Asker, subject: str, payload: bytes, decode: Callable[[by
 
 
 def answered(answer: T | Problem) -> T:
-    """Return the answer, unless it is a problem. Raises the `ClientError` of the problem, or one of TRIED."""
+    """Return the answer, unless it is a problem. Raises the `ClientError` of the problem; `_NotNow` for a "not now"."""
     if isinstance(answer, Problem):
         if answer.code in _NOT_NOW:
             raise _NotNow(answer)

@@ -70,9 +70,9 @@ class AsyncClient(Connected):
     `target` is a URL or the name of a nats context. Without it the client takes NATS_CONTEXT, the selected context,
     NATS_URL, or the `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds
     the wait for each answer, retries included. `connect_timeout` bounds the first connection. `wait_timeout` is the
-    default timeout of `Job.result`, `run`, `wait` and `as_completed`. `on_wait` is called before each retry of a
-    request. `transport` replaces NATS, as `SimFleet` does in tests; it excludes `target`. A method that gets an unknown
-    keyword raises TypeError.
+    default timeout of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`. `on_wait` is called before
+    each retry of a request. `transport` replaces NATS, as `SimFleet` does in tests; it excludes `target`. A method that
+    gets an unknown keyword raises TypeError.
     """
 
     # ------------------------------------------------------------------------------------------------------- jobs
@@ -84,9 +84,10 @@ class AsyncClient(Connected):
 
         `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit with the same
         key and the same content returns the same job. Without a key the client makes an id that sorts by time, and
-        retries of this call keep that id. `files` are files and folders for the job's folder; see `send_files`. Unless
-        the request sets `events`, it is `tenant`: the job's events go to the tenant's subject only, until a client
-        follows the job. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
+        retries of this call keep that id. `files` are files and folders for the job's folder; see `send_files`. For
+        argv, and for a mapping without `events`, `events` defaults to `tenant`: the job's events go to the tenant's
+        subject only, until a client follows the job. A `Request` keeps its own `events`. Raises `Rejected`
+        (`Conflict`, `QueueFull`), `Overloaded`, `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
@@ -142,10 +143,11 @@ class AsyncClient(Connected):
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`.
 
         Output that was lost on the way is read again from the worker, as long as the worker keeps it. `lost_bytes`
-        counts what is still missing. Only the last 16 Mi characters of each stream are kept. `timeout` defaults to
-        `wait_timeout`. The job goes on if the timeout passes or this call is cancelled. Unless the request sets
-        `events`, the client receives the events of all jobs of the tenant meanwhile, and for some seconds after. Raises
-        `JobFailed` unless the job SUCCEEDED (its `result` has the output, too), `TimedOut`, and what `submit` raises.
+        is the number of bytes that are still missing. Only the last 16 Mi characters of each stream of each replica
+        are kept. `timeout` defaults to `wait_timeout`. The job goes on if the timeout passes or this call is cancelled.
+        For the first 5 seconds, and until the job ends if the request does not set `events`, the client may receive the
+        events of all jobs of the tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output,
+        too), `TimedOut`, and what `submit` raises.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
@@ -214,7 +216,7 @@ class AsyncClient(Connected):
         return (await send(self, files)).address
 
     async def _answers_to(self, bodies: list[bytes]) -> list[Accepted | Problem]:
-        """Return the answer to each of these requests, sent in as few frames as the bounds allow."""
+        """Send these requests in as few frames as the bounds allow, and return the answers in the order of requests."""
         answers: list[Accepted | Problem] = []
         frames = frames_of(bodies)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
@@ -230,7 +232,10 @@ class AsyncClient(Connected):
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
-        """Return the checked request that `submit` would send, with its job id. Raises `Rejected`."""
+        """Return a checked request with its job id; nothing is sent. Raises `Rejected`.
+
+        Unlike `submit`, it sends no files: `files` must be an address. `events` keeps the request's default, `job`.
+        """
         return RequestBuilder().build(what, gpu, key, fields)  # a new builder: `Client` calls this in any thread
 
     def job(self, id: str) -> Job:
@@ -258,9 +263,10 @@ class AsyncClient(Connected):
     ) -> Watch:
         """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later.
 
-        With `past` the output starts at its beginning, or at the last `tail` lines of the stored output. `replica`
-        selects the output of one replica. With `notes` the watch also yields pieces without text: what the worker does
-        before the start (`note`), and the addresses of a container's ports (`ports`). Notes may be lost.
+        With `past` the output starts at its beginning, or at the last `tail` lines of the stored output; `tail` without
+        `past` raises TypeError. `replica` selects the output of one replica. If the watch has output, `notes` adds
+        pieces without text: what the worker does before the start (`note`), and the addresses of a container's ports
+        (`ports`). Notes may be lost. Raises `Rejected` for an invalid id.
         """
         from moorage.client.follow.stories import Following
         from moorage.client.follow.watch import Watch
@@ -269,10 +275,11 @@ class AsyncClient(Connected):
         return Watch(following, output=output, past=past, tail=tail, replica=replica, notes=notes)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
-        """Yield each of these jobs of this tenant once, when it ends; `job.result()` then returns at once.
+        """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
 
         One subscription serves all jobs. `timeout` bounds the whole iteration and defaults to `wait_timeout`. Raises
-        `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`.
+        `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`, and `Rejected` for a job of
+        another tenant.
         """
         from moorage.client.follow.gather import Gathering, handles
 
@@ -297,8 +304,8 @@ class AsyncClient(Connected):
     async def gather(self, *jobs: Job, timeout: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given.
 
-        Raises `JobFailed` as soon as one has failed (the others go on; `wait` returns failures as results), and what
-        `as_completed` raises.
+        Raises `JobFailed` without the job's output as soon as one job did not succeed (the others go on; `wait` returns
+        failures as results), and what `as_completed` and `Job.result` raise.
         """
         results: dict[str, Result] = {}
         async for job in self.as_completed(jobs, timeout):
@@ -345,11 +352,12 @@ class AsyncClient(Connected):
     ) -> Answer:
         """Return what would happen to a request; nothing is submitted.
 
-        `data["starts"]` of the answer is now, later, unknown, never or refused. The plan can assume changes: the
-        workers in `drain` are drained, the hosts of `add` (such as `2x8xA100`) exist, tenants are limited to `quota`
-        GPUs (a number for this tenant, or numbers by tenant), and tenants have a `share` (a weight, or a weight and
-        guaranteed GPUs). Without `what`, the answer says what these changes alone would do. To have a submit accepted
-        only while the plan holds, give it `data["ledger"]` as `if_seq`. Raises what `submit` raises.
+        `data["starts"]` of the answer is `now`, `later`, `unknown`, `never` or `refused`; the word `none` without
+        `what`. It is also `now` if only some replicas would start now: `replicas_now` of `replicas`. The plan can
+        assume changes: the workers in `drain` are drained, the hosts of `add` (such as `2x8xA100`) exist, tenants are
+        limited to `quota` GPUs (a number for this tenant, or numbers by tenant), and tenants have a `share` (a weight,
+        or a weight and guaranteed GPUs). Without `what`, the answer says what these changes alone would do. To have a
+        submit accepted only while the plan holds, give it `data["ledger"]` as `if_seq`. Raises what `submit` raises.
         """
         from moorage.client.planning import plan_arguments
 
@@ -362,9 +370,10 @@ class AsyncClient(Connected):
     async def first_possible(self, requests: Sequence[What]) -> Request:
         """Return the first of these requests that some worker could run, now or later, checked and with its job id.
 
-        So a wish can be preferred: `await moorage.submit(await moorage.first_possible([wish, instead]))`. The fleet is
-        asked once, as `plan` does, and nothing is submitted: workers that join later change no choice. Where no worker
-        could run any of them, it is the first one whose driver a worker offers. Raises what `submit` raises.
+        So a wish can be preferred: `await moorage.submit(await moorage.first_possible([wish, instead]))`. Each request
+        is planned once, as `plan` does, until a plan is not `never`; nothing is submitted, and workers that join later
+        change no choice. If every plan is `never`, it returns the first request whose driver a worker offers to the
+        tenant, else the first one. Raises what `submit` raises, and `Rejected` for an empty list.
         """
         from moorage.client.planning import first_possible
 
@@ -373,9 +382,10 @@ class AsyncClient(Connected):
         return await first_possible(self.plan, [self.request(what) for what in requests])
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
-        """Return the tenant's jobs, newest first (`jobs`), and their `counts` by state. `limit` is 1..1000.
+        """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000.
 
-        Raises `Rejected`.
+        Only jobs in the scheduler's memory are listed and counted. `states` selects `jobs`; empty means all states.
+        `counts` has all states. Raises `Rejected`.
         """
         wanted = [states] if isinstance(states, str) else list(states)
         return await self.read("ls", {"states": wanted, "limit": limit})
@@ -389,9 +399,10 @@ class AsyncClient(Connected):
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> Lending:
-        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
+        """Borrow GPUs of this host for code that runs here.
 
-        Without a block, as in a notebook: `lease = await moorage.lease("1xL40S")`, and later `await lease.give_back()`.
+        For a block: `async with moorage.lease("1xL40S") as lease: …`. Without a block, as in a notebook:
+        `lease = await moorage.lease("1xL40S")`, and later `await lease.give_back()`.
         The request goes to the host's worker over its UNIX socket, so this client need not be open. The path is
         `socket`, else $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. The call
         waits for the GPUs in one queue with the jobs that the scheduler places on this host, for at most `timeout`
@@ -420,7 +431,11 @@ class AsyncClient(Connected):
         return Admin(self)
 
     async def fleet(self) -> dict[str, Any]:
-        """Return all workers by name, the free GPUs, and for each model the largest request that would start now."""
+        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs.
+
+        `fits_now` has for each model its GPUs, how many are free, and the largest exclusive request that would start
+        now on one host.
+        """
         return data_of(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
@@ -445,6 +460,8 @@ class AsyncClient(Connected):
         With `within`, the running jobs get their checkpoint signal, are ended within that time, and start again
         elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty. `last`
         is the duration after which the worker opens again on its own. The drain is in the ledger; `uncordon` undoes it.
+        Return the fields of a `Done`; its `changed` is false if the worker was draining already and neither drain has
+        times.
         """
         from moorage.client.moments import drain_fields
 
@@ -452,11 +469,17 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`."""
+        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`.
+
+        Return the fields of a `Done`; its `changed` is false if nothing had to change.
+        """
         return await self._flag("cordon", worker)
 
     async def uncordon(self, worker: str) -> dict[str, Any]:
-        """Undo cordon or drain. Raises `NotFound`."""
+        """Undo cordon or drain. Raises `NotFound`.
+
+        Return the fields of a `Done`; its `changed` is false if the worker was open.
+        """
         return await self._flag("uncordon", worker)
 
     async def _flag(self, verb: str, worker: str) -> dict[str, Any]:

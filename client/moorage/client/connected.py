@@ -171,17 +171,20 @@ class Connected:
     # ---------------------------------------------------------------------------------------------------- asking
 
     async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of `answer`."""
+        """Send a request as `answer` does, and return only the `data` of the answer frame."""
         return data_of(await self.answer(verb, arguments))
 
     async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame."""
+        """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame.
+
+        Raises what `AsyncClient.submit` raises, and `NotFound`.
+        """
         return await self._ask(verb, encode(arguments), decode_answer)
 
     async def operate(self, verb: str, asked: Any = None) -> Answer:
         """Send an operator's request that is answered with data, and return the whole answer frame.
 
-        The workers of a large fleet arrive in several frames, which are joined here.
+        The workers of a large fleet (verb `fleet` without `asked`) arrive in several frames, which are joined here.
         """
         subject, payload = self.subjects.admin(verb), b"{}" if asked is None else encode(asked)
         answer: Answer = await self._request(subject, payload, decode_answer)
@@ -210,7 +213,10 @@ class Connected:
         return self._mux
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Call `once` until it returns, for at most `timeout`. Raises the SDK's errors in place of the bus's."""
+        """Call `once`, and again for at most `timeout` if no answer came. `once` must be idempotent.
+
+        Raises the SDK's errors in place of the bus's; other errors pass at once.
+        """
         return await self._asking.again(once, self.timeout_s)
 
     @property

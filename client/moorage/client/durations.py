@@ -31,7 +31,7 @@ def seconds(duration: Duration) -> float:
 
 
 def age(milliseconds: float | None) -> str:
-    """Return a duration as text: `850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for None."""
+    """Return milliseconds as text: `850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for None. A minus sign is dropped."""
     if milliseconds is None:
         return "-"
     if 0 <= milliseconds < 1000:

@@ -73,7 +73,10 @@ class ClientError(MoorageError):
 
 
 class Rejected(ClientError):
-    """The scheduler refuses the request, and has recorded nothing of it. `code` says why."""
+    """The request is refused, by the scheduler or by this client before it was sent. `code` says why.
+
+    Nothing of the request is recorded.
+    """
 
 
 class Conflict(Rejected):
@@ -85,16 +88,16 @@ class QueueFull(Rejected):
 
     @property
     def retry_after_s(self) -> float:
-        """How many seconds to wait before the next submit."""
+        """How many seconds to wait before the next submit; 1 if the scheduler names no time."""
         return self.problem.retry_after_s or 1.0
 
 
 class BatchRejected(Rejected):
     """Some requests of `submit_many` were refused; the others are submitted.
 
-    `problems` says what is wrong, by the index of the request from 0. The message has the first problem. `jobs` has one
-    entry per request: a handle of the client's own kind (`Job` or `SyncJob`), or None if the request was refused. After
-    pickling it has the jobs' ids in place of the handles.
+    `problems` has the problem of each refused request, by its index from 0. The message has the first problem. `jobs`
+    has one entry per request: a handle of the client's own kind (`Job` or `SyncJob`), or None if the request was
+    refused. After pickling it has the jobs' ids in place of the handles.
     """
 
     def __init__(self, jobs: list[Any], problems: dict[int, Problem]) -> None:
@@ -111,8 +114,10 @@ class BatchRejected(Rejected):
 
 
 class NotFound(ClientError):
-    """There is no such job or worker. The answer is not stale: it is as of a ledger record acknowledged after the
-    request arrived."""
+    """There is no such job, worker, dead letter or kept file.
+
+    For jobs and workers the answer is not stale: it is as of a ledger record acknowledged after the request arrived.
+    """
 
 
 class NotPermitted(ClientError):
@@ -150,7 +155,11 @@ class TimedOut(ClientError, TimeoutError):
 
 
 class JobFailed(ClientError):
-    """The job did not end as SUCCEEDED: see `state`, `exit_code` and the end of its output in `log_tail`."""
+    """The job did not end as SUCCEEDED: see `state` and `exit_code`.
+
+    `log_tail` has the last lines of its output. It is "" if there are none or they were not read: `gather` and a second
+    `Job.result` read none.
+    """
 
     def __init__(self, result: Result, log_tail: str = "", request: Request | Mapping[str, Any] | None = None) -> None:
         code, what = _ENDED.get(result.state, _ENDED[FAILED])
@@ -176,12 +185,12 @@ class JobFailed(ClientError):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit status of the attempt that failed. A negative one is minus the signal; None if no attempt ran."""
+        """The exit status of the attempt that decided the end, minus the signal if negative; None if none is known."""
         return self.result.code
 
 
 class _Limit(NamedTuple):
-    """One of the time limits of a request: what a transition's reason has of it, and how it is said."""
+    """A time limit of a request: its field, its `reason` in a transition, its option, and its words for users."""
 
     field: str
     reason: str
@@ -197,7 +206,7 @@ _LIMITS: Final = (
 
 
 def _limit_met(result: Result) -> _Limit | None:
-    """Return the limit that ended the job; None where none did, or its transitions were not seen."""
+    """Return the limit that ended the job; None if none did, or if no transition that names it was seen."""
     if result.state not in (TIMED_OUT, EXPIRED):
         return None
     reasons = {result.why, *(change.why for change in result.changes)}
@@ -205,7 +214,7 @@ def _limit_met(result: Result) -> _Limit | None:
 
 
 def _value_of(request: Request | Mapping[str, Any] | None, field: str) -> float | None:
-    """Return this limit of a request, or of one as on the wire, in seconds; None where it is not known."""
+    """Return this limit of a request, which may be as on the wire, in seconds; None if it is not set or not known."""
     body = request if isinstance(request, Mapping | None) else msgspec.to_builtins(request)
     if body is None:
         return None
@@ -284,7 +293,10 @@ def no_server(error: CannotConnect) -> Unreachable:
 
 
 def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
-    """Return the exception for a request that got no answer in time. `where` is the server, shown without secrets."""
+    """Return the exception for a request that got no answer. `where` is the server, shown without secrets.
+
+    A bus error that has no exception of the SDK is returned unchanged.
+    """
     if isinstance(error, CannotConnect):
         return no_server(error)
     if isinstance(error, Disconnected):

@@ -31,8 +31,8 @@ def Gpu(
 
     `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB). `share` is the part of a token after its `@`:
     `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is given, else nvidia.
-    `compute_capability` is the lowest accepted one, as `8.0`. `prefer` is for shared GPUs: `pack` takes the fullest
-    device with room, `spread` takes an unused device first. Raises `Rejected`.
+    `compute_capability` is the lowest accepted one, as `8.0`. `prefer` is for shared GPUs: `pack` chooses the fullest
+    device with room, `spread` an unused device first. Raises `Rejected`.
     """
     if not _MODELS.fullmatch(model):
         raise rejected(

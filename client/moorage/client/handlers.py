@@ -142,6 +142,7 @@ class Heard:
 async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
     """Return the value that the function returned; if the job has several replicas, a list by replica.
 
+    A replica that returned nothing, or whose attempt is not known, has None. A value is removed from `feed.results`.
     Raises what `AsyncClient.submit` raises, `NoOutput` for a result that is no longer kept, and `NotPermitted` if the
     user may not read the tenant's bucket.
     """
@@ -166,8 +167,10 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
 
 
 async def _stored(client: Connected, job: str, name: str, seq: int | None) -> Any:
-    """Read a result from the bucket. A worker of an older release reports no sequence number (`seq` is None): then a
-    missing result counts as none."""
+    """Return a result from the bucket. Raises `NoOutput` if it is no longer kept.
+
+    A worker of an older release reports no sequence number (`seq` is None). Then None is returned for a missing result.
+    """
     context = client.context
     api = "$JS.API" if context is None else context.api_prefix
     store = ResultStore(JetStream(client.link, api), client.subjects.prefix)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Job(Seen):
     """A handle on one job, from `AsyncClient.submit` or, by the id alone, from `AsyncClient.job`.
 
-    `accepted` is the scheduler's answer if this handle came from a submit. `state`, `gpu` (the token of the request)
-    and `worker` are as this client last saw them.
+    `accepted` is the scheduler's answer if this handle came from a submit, else None. `state`, `gpu` (the token of the
+    request) and `worker` are as this handle last saw them, "" if it has not seen them.
     """
 
     __slots__ = ("_client", "_request", "_story", "_valued", "accepted")
@@ -72,7 +72,7 @@ class Job(Seen):
 
     @property
     def gpu(self) -> str:
-        """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this client has not seen it."""
+        """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this handle has not seen it."""
         if not self._gpu and self._request is not None:
             self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
         return self._gpu
@@ -90,7 +90,10 @@ class Job(Seen):
                     yield item
 
     async def steps(self, timeout: Duration | None = None) -> AsyncIterator[Step]:
-        """Yield the transitions of `events` one by one, as types for `match step: case Placed(worker=w): …`."""
+        """Yield the transitions of `events` one by one, as objects for `match step: case Placed(worker=w): …`.
+
+        `timeout` and errors are those of `events`.
+        """
         async for event in self.events(timeout):
             for change in event.changes:
                 yield step_of(change)
@@ -106,10 +109,11 @@ class Job(Seen):
     ) -> AsyncIterator[Piece]:
         """Yield the job's output until the job ends: first the stored output, then the new output.
 
-        The stored output is that of each replica's newest attempt, from its beginning or, with `tail`, from the last
-        lines of each stream. New output joins it without gaps or duplicates. With `follow=False` or with an `attempt`,
-        only stored output is yielded. `replica` selects one replica. Raises `NoOutput` if no output is available any
-        more, and what `events` raises.
+        The stored output is that of each replica's newest attempt, from its beginning or, with `tail`, only the last
+        `tail` lines of each stream. New output joins it without gaps or duplicates. With `follow=False` or with an
+        `attempt`, only stored output is yielded, and `timeout` has no effect. `replica` selects one replica. Raises
+        `NoOutput` or `Overloaded` if no output can be read at all; if only a part is missing, it raises nothing. Raises
+        what `events` raises.
         """
         given = 0
         if follow and attempt is None:
@@ -132,8 +136,9 @@ class Job(Seen):
     async def ports(self, replica: int = 0) -> dict[int, str]:
         """Return the addresses of a running container of the job: `address:port` on the host, by the container's port.
 
-        Empty if the container publishes no port or does not run. Raises `NoOutput` if its worker does not answer,
-        or no longer keeps the output, with which the ports come; `NotFound`, `NoScheduler`, `Overloaded`.
+        Return {} if the container publishes no port or does not run. The ports come with the attempt's output. Raises
+        `NoOutput` if its worker does not answer or no longer keeps that output; `NotFound`, `NoScheduler`,
+        `Overloaded`.
         """
         page = await read_page(self._client, self.id, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}
@@ -144,7 +149,7 @@ class Job(Seen):
         If the job called a handler, the result has the `value` that the function returned. A large value, or one that
         this client did not receive, is read from the tenant's bucket. `on_progress` is called with each `Progress` that
         is received meanwhile. Raises `JobFailed` unless the job SUCCEEDED, `TimedOut` (the job goes on), `NotFound`,
-        `NoScheduler`.
+        `NoScheduler`, `NoOutput` (the value is no longer kept), `NotPermitted`.
         """
         timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
         if self._result is None:
@@ -211,8 +216,9 @@ class Job(Seen):
     async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger.
 
-        A second cancel changes nothing. The job's transitions record `reason`, and `by` as the name that the caller
-        gave (`Change.said`).
+        `cancelled` is false if the job had ended or was being cancelled. The cancel of an id that is not known returns
+        `was` UNKNOWN: it is remembered, and a later submit with that id is cancelled at once. The job's transitions
+        record `reason`, and `by` as the name that the caller gave (`Change.said`).
         """
         return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
@@ -222,7 +228,7 @@ class Job(Seen):
         `path` selects a file or folder of the job's folder. If the job has several replicas, each gets a subfolder
         named by its number; `replica` selects one replica instead. The files are available for some days after the job
         has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept, and
-        `Rejected` if `into` exists and is not empty.
+        `Rejected` if `into` exists and is not an empty folder, or if `path` leaves the job's folder.
         """
         from moorage.client.kept_files import fetch
 

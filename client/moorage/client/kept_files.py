@@ -88,7 +88,7 @@ async def _unpacked(store: ObjectStore, info: ObjectInfo, place: Path, path: str
 
 
 def _written(plain: IO[bytes], place: Path, path: str) -> list[Path]:
-    """Unpack an archive into `place`, whole or not at all, and return the files."""
+    """Unpack an archive into `place`, whole or not at all, and return the files; [] if it has nothing at `path`."""
     place.parent.mkdir(parents=True, exist_ok=True)
     is_there = place.exists()  # empty, and perhaps the folder that the caller is in
     with tempfile.TemporaryDirectory(dir=place if is_there else place.parent, prefix=".moorage-") as folder:

@@ -105,9 +105,10 @@ class Lease:
         return self._borrowed.lost
 
     async def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
-        """Wait until the worker asks for the devices or the lease is lost. None: without a time limit.
+        """Wait until the worker asks for the devices or the lease is lost, and return `asked_back`.
 
-        Raises `TimedOut`.
+        Without `timeout` there is no time limit. It does not end when this process gives the devices back. Raises
+        `TimedOut`.
         """
         timeout_s = None if timeout is None else seconds(timeout)
         try:
@@ -139,8 +140,8 @@ def torch_device(device: Device, environment: Mapping[str, str]) -> str:
 
 
 def find_sockets(socket: Path | str | None, env: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the sockets of workers that may lend: the path given, else $MOORAGE_LEASE_SOCKET, else those of the
-    workers of the `moorage up` of this folder, and the system service's."""
+    """Return the sockets of workers that may lend: the path given, else $MOORAGE_LEASE_SOCKET, else the sockets of the
+    workers of the `moorage up` of this folder, followed by the system service's. None of them need exist."""
     env = os.environ if env is None else env
     if named := socket or env.get(SOCKET_VARIABLE):
         return [Path(named)]
@@ -214,8 +215,8 @@ async def _borrowed(
     purpose: str,
     on_asked_back: OnAskedBack | None,
 ) -> BorrowedLease:
-    """Borrow from the first worker that can lend. Raises the `ClientError` of the last one that answered, else
-    `NoAgent`."""
+    """Borrow from the first worker that can lend. Raises the `ClientError` of the last one that refused, or whose
+    socket may not be opened (`NotPermitted`); `NoAgent` if there is no such worker."""
     refused: LeaseRefused | None = None
     for path in sockets:
         try:

@@ -41,7 +41,7 @@ class LoopThread:
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether this process is the child of a fork, which does not have the thread."""
+        """Whether this process did not start the thread: it is the child of a fork, or `start` was not called yet."""
         return self._pid != os.getpid()
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class LoopThread:
         started.result()
 
     def stop(self) -> None:
-        """End the loop, the tasks that still run in it, and the thread."""
+        """End the loop, the tasks that still run in it, and the thread. In the child of a fork, only forget them."""
         thread, loop, stop = self._thread, self._loop, self._stop
         if thread is None or loop is None or stop is None:
             return
@@ -125,7 +125,7 @@ class LoopThread:
             self._handed.pop(done, None)
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """Yield the items of an asynchronous iterator, one call each. If the caller stops early, close it there."""
+        """Yield the items of an asynchronous iterator, one call each. If the caller stops early, close the iterator."""
         refuse_inside_loop()
         loop = self._checked()
         try:

@@ -29,7 +29,10 @@ _SPOOL_BYTES: Final = 32 << 20
 
 
 class Packed(NamedTuple):
-    """A tar file on disk or in memory, with its address (its SHA-256), its size in bytes, and its number of files."""
+    """A tar file on disk or in memory, with its address (its SHA-256) and its size in bytes.
+
+    `files` is its number of members: files, links and folders.
+    """
 
     file: IO[bytes]
     address: str
@@ -39,7 +42,8 @@ class Packed(NamedTuple):
 
 def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
     """Pack files and folders into a tar file. Raises `Rejected` for a path that does not exist, cannot be read, or is
-    neither a file nor a folder, and for too many or too large files."""
+    neither a file nor a folder, for two files of one name, for a link that leaves its folder, and for too many or too
+    large files."""
     found: dict[str, Path] = {}
     for path in paths:
         for name, file in _below(Path(path)):

@@ -87,7 +87,7 @@ def _body(what: object) -> dict[str, Any]:
 
 
 def _set_gpus(body: dict[str, Any], gpu: GpuSpec | str | int) -> None:
-    """Set the request's GPUs, and its replicas if the token has some. Raises `Rejected` if the two differ."""
+    """Set the request's GPUs, and its replicas if the token has more than one. Raises `Rejected` if it has others."""
     replicas, spec = gpu_spec(gpu)
     body["gpu"] = msgspec.to_builtins(spec)
     if replicas == 1:
@@ -126,7 +126,7 @@ def _next(field: str) -> str:
 
 
 def _odd_variable(body: dict[str, Any]) -> Rejected | None:
-    """Return the error for the first environment variable whose value is not text; None if there is none.
+    """Return the error for the first environment variable that is neither text nor a mapping; None if there is none.
 
     The error names the variable, as msgspec's does not. It leaves out the value, which may be a secret.
     """

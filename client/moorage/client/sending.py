@@ -40,7 +40,7 @@ def bucket_of(client: Connected) -> ObjectStore:
 
 
 async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -> Sent:
-    """Pack files and folders, and send them. `on_sent` gets the archive and the number of compressed bytes stored yet.
+    """Pack and send files and folders. `on_sent` gets the archive and the number of compressed bytes stored so far.
 
     Raises `Rejected` for files that cannot be packed, and what `AsyncClient.again` raises.
     """

@@ -124,7 +124,7 @@ class ScriptedDriver(Driver):
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else "end")]))
 
     async def read_log(self, ask: frames.ReadLog) -> frames.LogPage:
-        """Return the output of one of the last attempts that ended; an empty page for earlier ones."""
+        """Return the output of one of the last KEPT_MAX attempts that ended; an empty page for any other attempt."""
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         ran = self._kept.get(name, Ran())
         return page_of((ran.out if ask.stream == "out" else ran.err).encode(), ask, name not in self._running)

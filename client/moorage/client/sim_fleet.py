@@ -170,13 +170,14 @@ class SimFleet:
     async def kill_scheduler(self) -> None:
         """Kill the leader without a goodbye, and start another scheduler at once.
 
-        It takes over once the leader has been silent for the usual time.
+        The new one takes over once the leader has been silent for the takeover time.
         """
         await self._end_scheduler()
         self._start_scheduler()
 
     async def kill_worker(self, worker: str) -> None:
-        """Kill a worker with its jobs. The scheduler notices when the worker's lease runs out. Raises KeyError."""
+        """Kill a worker with its jobs. The scheduler notices when its lease runs out. Raises KeyError if it does not
+        run."""
         if worker not in self._workers:
             raise KeyError(f"no worker {worker} runs, but {', '.join(self._workers) or 'none'}")
         await self._end_worker(self._workers.pop(worker))
@@ -188,11 +189,15 @@ class SimFleet:
         await self._start_worker(self._hosts[worker])
 
     def cut_off(self, *workers: str) -> None:
-        """Drop all messages to and from these workers until `reconnect`."""
+        """Drop all messages between these workers and all other connections that exist now, until `reconnect`.
+
+        A connection that is opened later still reaches them, that of a new scheduler included. A later `cut_off`
+        replaces an earlier one.
+        """
         self.network.partition(workers, {SERVER, *(each.name for each in self._bus.connections)} - {*workers})
 
     def reconnect(self) -> None:
-        """Deliver all messages between all parties again, without faults."""
+        """Deliver all messages between all parties again; the faults of `network` end, too."""
         self.network.heal()
 
     # -- inside -------------------------------------------------------------------------------------------------

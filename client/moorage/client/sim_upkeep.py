@@ -62,7 +62,7 @@ class Upkeep:
         self._repaired_s = 0.0
 
     def idle_until_s(self) -> float:
-        """Return until when (loop time) the fleet will only write heartbeats, renew leases and report load."""
+        """Return until when (loop time) the fleet will only write heartbeats, renew leases and report load; 0: now."""
         reign = self._reign()
         if reign is None or not self._bus.network.is_reliable or self._is_observed():
             return 0.0

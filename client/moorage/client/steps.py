@@ -33,7 +33,7 @@ from moorage.schemas.job import (
 
 
 class Step(Change, frozen=True):
-    """One transition of one replica. A state that this release does not know is of this class itself."""
+    """One transition of one replica. This class itself is for transitions to states that this release does not know."""
 
 
 class Queued(Step, frozen=True):

@@ -65,7 +65,7 @@ class SyncJob(Handle[Job]):
 
     @property
     def known_result(self) -> Result | None:
-        """How the job ended, if this client has seen that; else None. Sends nothing and never raises."""
+        """How the job ended, if `result` or a wait for several jobs found that by this handle; else None."""
         return self._twin.known_result
 
     @property
@@ -75,7 +75,7 @@ class SyncJob(Handle[Job]):
 
     @property
     def gpu(self) -> str:
-        """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this client has not seen it."""
+        """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this handle has not seen it."""
         return self._twin.gpu
 
     def events(self, timeout: Duration | None = None) -> Iterator[Event]:
@@ -83,7 +83,7 @@ class SyncJob(Handle[Job]):
         return self._thread.iterate(self._twin.events(timeout))
 
     def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
-        """Yield the transitions of `events` one by one, as types for `match step: case Placed(worker=w): …`."""
+        """Yield the transitions of `events` one by one, as objects for `match step: case Placed(worker=w): …`."""
         return self._thread.iterate(self._twin.steps(timeout))
 
     def logs(
@@ -154,7 +154,7 @@ class SyncWatch(Handle[Watch]):
 
     @property
     def state(self) -> str:
-        """The last state that was received."""
+        """The last state that was received; "" before the first."""
         return self._twin.state
 
     @property
@@ -167,7 +167,7 @@ class SyncWatch(Handle[Watch]):
         return self._twin.result()
 
     def open(self) -> None:
-        """Subscribe to the job's events, and to its output. Raises `NotPermitted`."""
+        """Subscribe to the job's events and, if asked for, to its output. Raises `NotPermitted`."""
         self._thread.call(self._twin.open())
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class SyncWatch(Handle[Watch]):
         self._thread.call(self._twin.close())
 
     def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
-        """Yield events and output until the job ends, for at most `timeout_s` seconds."""
+        """Yield events and, if asked for, output until the job ends, for at most `timeout_s` seconds."""
         return self._thread.iterate(self._twin.follow(timeout_s))
 
 
@@ -234,7 +234,7 @@ class SyncLease(Handle["Lease"]):
         return self._twin.lost
 
     def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
-        """Wait until the worker asks for the devices or the lease is lost. None: without a time limit."""
+        """Wait until the worker asks for the devices or the lease is lost, and return `asked_back`."""
         return self._thread.call(self._twin.wait_asked_back(timeout))
 
     def give_back(self) -> None:
@@ -296,7 +296,7 @@ class SyncAdmin(Handle["Admin"]):
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
 
     def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
-        """Raise the ledger's feature level. `Rejected` unless at least `schedulers` answer and all of them know it."""
+        """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""
         return self._thread.call(self._twin.feature_level(level, schedulers=schedulers, why=why))
 
     def share(
@@ -344,7 +344,7 @@ class Client(ClientBase):
         return self._twin.tenant
 
     def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of `answer`."""
+        """Send a request as `answer` does, and return only the `data` of the answer frame."""
         return self._thread.call(self._twin.read(verb, arguments))
 
     def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
@@ -413,7 +413,7 @@ class Client(ClientBase):
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
-        """Return the checked request that `submit` would send, with its job id. Raises `Rejected`."""
+        """Return a checked request with its job id; nothing is sent. Raises `Rejected`."""
         return self._twin.request(what, gpu, key, fields)
 
     def job(self, id: str) -> SyncJob:
@@ -435,8 +435,8 @@ class Client(ClientBase):
         return SyncWatch(self._thread, self._thread.call(watch))
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
-        """Yield each of these jobs of this tenant once, when it ends; `job.result()` then returns at once. The
-        handles are those that were given.
+        """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
+        The handles are those that were given.
         """
         given = {job.id: job for job in handles(jobs, SyncJob)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], timeout)):
@@ -474,7 +474,7 @@ class Client(ClientBase):
         return self._thread.call(self._twin.first_possible(requests))
 
     def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
-        """Return the tenant's jobs, newest first (`jobs`), and their `counts` by state. `limit` is 1..1000."""
+        """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000."""
         return self._thread.call(self._twin.ls(states, limit))
 
     def lease(
@@ -486,8 +486,8 @@ class Client(ClientBase):
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> AbstractContextManager[SyncLease]:
-        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`. The
-        client must be open; `on_asked_back` is called in the private thread.
+        """Borrow GPUs of this host for code that runs here. The client must be open; `on_asked_back` is called in
+        the private thread.
         """
         lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
         return self._lent(lending)
@@ -498,7 +498,7 @@ class Client(ClientBase):
         return SyncAdmin(self._thread, self._twin.admin)
 
     def fleet(self) -> dict[str, Any]:
-        """Return all workers by name, the free GPUs, and for each model the largest request that would start now."""
+        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
         return self._thread.call(self._twin.fleet())
 
     def audit(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 def with_arguments_of(
     original: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Return a decorator that gives a method the signature of `original`, to which it passes its arguments."""
+    """Return a decorator for a method that passes its arguments to `original`. It copies signature and docstring."""
     return wraps(original)
 
 

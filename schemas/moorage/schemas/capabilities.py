@@ -103,7 +103,7 @@ def takes_guests(hello: Mapping[str, Any], driver: str) -> bool:
 
 
 def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:
-    """Return how attempts of a driver take another part of a device in a sharing mode; "" if they cannot."""
+    """Return how running attempts of a driver take another part of a device in a sharing mode; "" if they cannot."""
     return str((hello.get("capabilities") or {}).get(driver, {}).get("resizes", {}).get(mode, ""))
 
 
@@ -124,7 +124,7 @@ def driver_of(shown: Mapping[str, Any]) -> str:
 
 
 def reported_capabilities(shown: Mapping[str, Any]) -> Capabilities | None:
-    """Return what an answer to `show` says of the job's driver; None if it says nothing that can be read."""
+    """Return the capabilities of the job's driver in an answer to `show`; None if it has none that can be read."""
     try:
         return msgspec.convert(shown["capabilities"], Capabilities) if "capabilities" in shown else None
     except msgspec.ValidationError:

@@ -37,7 +37,7 @@ def is_json(payload: bytes) -> bool:
 
 
 def encode(frame: object, *, json: bool = True) -> bytes:
-    """Return a frame as JSON (default) or msgpack."""
+    """Return a frame as JSON (default) or msgpack. Raises UnicodeEncodeError for text that is not UTF-8."""
     return _json_encode(frame) if json else _msgpack_encode(frame)
 
 
@@ -90,7 +90,10 @@ decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
 
 
 def same_request(one: bytes, other: bytes) -> bool:
-    """Return whether two request bodies are the same request, whatever their encoding, order of keys and `events`."""
+    """Return whether two request bodies are the same request, whatever their encoding, order of keys and `events`.
+
+    Raises `Refused` if they differ and one cannot be decoded.
+    """
     return one == other or _told_alike(decode_request(one)) == _told_alike(decode_request(other))
 
 
@@ -133,7 +136,7 @@ def _check_numbers(frame: object) -> None:
 
 
 def _widest(plain: object) -> tuple[str, str]:
-    """Return the path of a number of more than 64 bits, and whether it is too large or too small; ("$", "") if there is
+    """Return the path of a number of more than 64 bits, and `a larger one` or `a smaller one`; ("$", "") if there is
     none."""
     left: list[tuple[str, object]] = [("$", plain)]
     while left:

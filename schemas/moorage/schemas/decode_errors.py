@@ -76,7 +76,8 @@ def _schema_of(kind: Any) -> str:
 
 
 def _nearest(name: str, kind: Any, path: str) -> str:
-    """Return the field of the object at a path whose name is most similar to this unknown one."""
+    """Return the field of the object at a path whose name is most similar to this unknown one; "" if none is
+    similar."""
     known = {
         field.encode_name for part in _at(kind, path) if isinstance(part, inspect.StructType) for field in part.fields
     }
@@ -101,7 +102,7 @@ def _at(kind: Any, path: str) -> tuple[inspect.Type, ...]:
 
 
 def _below(part: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
-    """Return what is allowed in the field of that name, or with None in each item."""
+    """Yield what is allowed in the field `name`; if that is None, in each item of a list or object."""
     if name is not None and isinstance(part, inspect.StructType):
         for field in part.fields:
             if field.encode_name == name:

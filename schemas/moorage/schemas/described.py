@@ -17,7 +17,7 @@ _FIELD: Final = re.compile(r"(?P<name>\w+): [^#]*(?:# (?P<note>.*))?")
 
 
 def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the comment on each field; "" for a field without one."""
+    """Return the comment on each field, "" for a field without one; {} if the source is not there."""
     try:
         source = inspect.getsource(struct)
     except OSError:
@@ -52,7 +52,7 @@ def json_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _gather(kind: Any, found: dict[str, type[msgspec.Struct]]) -> None:
-    """Return every struct within a type, by its name."""
+    """Add every struct within a type to `found`, by its name."""
     for each in get_args(kind):
         _gather(each, found)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__name__ not in found:

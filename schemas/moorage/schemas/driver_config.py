@@ -52,7 +52,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Devices(Block, frozen=True, kw_only=True, omit_defaults=True):
-    """The exact devices that a job wants. The three keys mean the same."""
+    """The exact devices that a job wants. The three keys mean the same, and only one of them may be set."""
 
     gpu_device_ids: list[Any] | None = None
     cdi_devices: list[Any] | None = None
@@ -135,7 +135,8 @@ def is_id(text: str) -> bool:
 
 def canonical_id(text: str) -> str:
     """Return the one spelling of an id: a plain number, a PCI address in lower case with four digits of its domain, a
-    uuid as NVML writes it (`GPU-` and lower case). A CDI name stays as it is: letter case counts there."""
+    uuid as NVML writes it (`GPU-` and lower case), any other id in lower case. A CDI name is returned unchanged,
+    because its letter case matters."""
     if text.isascii() and text.isdecimal():
         return str(int(text))
     if _HOST_ID.fullmatch(text) is None:
@@ -158,12 +159,12 @@ def takes_ids(driver: str) -> bool:
 
 
 def no_ids(driver: str) -> str:
-    """Return the words for a driver that cannot give the devices that a request names."""
+    """Return the error message for a driver that cannot give the devices that a request names."""
     return f"the driver {driver} gives no exact devices: its cluster chooses them"
 
 
 def keys_fault(driver: str, block: object, keys: Sequence[str]) -> Fault | None:
-    """Return the fault of a block that is no object, or that has a key which its driver does not read."""
+    """Return the fault of a block that is no object or has a key outside `keys`; None if there is none."""
     place = f"driver_config.{driver}"
     if not isinstance(block, dict):
         return _shape(place, f"{place} must be an object", "null" if block is None else block, "an object")
@@ -199,7 +200,7 @@ def block_fault(driver: str, block: object) -> Fault | None:
 
 
 def _list_fault(kind: type[Block], field: str, value: object) -> Fault | None:
-    """Return the fault of a list of devices that is empty or has a blank id; None for no fault."""
+    """Return the fault of a list of devices: it is no list, empty or too long, or has an invalid id; None for none."""
     name, allowed = field.rpartition(".")[2], f"1..{GPUS_PER_REPLICA_MAX} ids"
     if value is None:
         return None
@@ -221,7 +222,7 @@ def _list_fault(kind: type[Block], field: str, value: object) -> Fault | None:
 
 
 def _ports_fault(field: str, value: object) -> Fault | None:
-    """Return the fault of a list of ports: it is no list, has what is no port, or has one port twice."""
+    """Return the fault of a list of ports: its shape or length, an invalid port, or one named twice; None for none."""
     allowed = f"1..{PORTS_MAX} numbers from 1 to 65535, each once"
     if value is None:
         return None
@@ -234,7 +235,8 @@ def _ports_fault(field: str, value: object) -> Fault | None:
 
 
 def devices_asked(driver: str, block: object, interim: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return where the devices are named (a path without `$.`), and their ids as text; none where none is named."""
+    """Return where the devices are named (a path without `$.`), and their ids as text; INTERIM and `interim` if the
+    block names none."""
     if isinstance(block, dict) and driver in BLOCKS:
         for key in DEVICE_KEYS:
             if isinstance(block.get(key), list):
@@ -253,8 +255,8 @@ def check(
 
     `block` is `driver_config.<driver>`, or UNSET if there is none; `gpu` is what the request asks of GPUs; `interim`
     are the ids of `resource_requirements`. With `capabilities`, something that the driver does not support is a fault
-    as well. The faults are looked for in this order: a block that cannot be read, a driver without GPUs, ids of a wrong
-    shape, a driver that takes no ids.
+    as well. The faults are checked in this order: a block that cannot be read, devices named in two places, a driver
+    without GPUs, too many GPUs for the driver, ids of a wrong shape, a driver that takes no ids.
     """
     if block is not msgspec.UNSET and (fault := block_fault(driver, block)) is not None:
         return fault
@@ -274,8 +276,8 @@ def check(
 
 
 def _ids_fault(driver: str, kind: type[Block], place: str, ids: tuple[str, ...], gpu: GpuSpec | None) -> Fault | None:
-    """Return the fault of ids: duplicates, ids without a GPU, another number than `count`, or ids that the driver does
-    not know."""
+    """Return the fault of ids: duplicates, ids without a GPU, another number than `count`, or ids of a form that the
+    driver does not know; None if there is none."""
     known = [canonical_id(one) for one in ids]
     for at, one in enumerate(known):
         if one in known[:at]:

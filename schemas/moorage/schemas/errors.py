@@ -137,7 +137,7 @@ def problem(
     job: str = "",
     retry_after_s: float | None = None,
 ) -> Problem:
-    """Return a `Problem`; whose fault it is follows from the code. Raises KeyError for an unknown code."""
+    """Return a `Problem`; `fault` follows from the code. Long texts are cut. Raises KeyError for an unknown code."""
     text = "" if found is None else _short(found)
     # both may quote what came
     message, field = _cut(shown(message), _MESSAGE_CHARS_MAX), _cut(in_one_line(field), _FIELD_CHARS_MAX)
@@ -145,7 +145,7 @@ def problem(
 
 
 def in_a_line(told: Problem) -> str:
-    """Return all that it says, for a log: what, where, what was found, what is allowed, and what to do next."""
+    """Return a problem on one line, for a log: message, field, what was found, what is allowed, what to do next."""
     seen = (("at", told.field), ("found", told.found), ("allowed", told.allowed))
     where = ", ".join(f"{name} {value}" for name, value in seen if value)
     return "; ".join(text for text in (told.message, where, told.next) if text)

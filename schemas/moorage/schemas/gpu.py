@@ -68,7 +68,7 @@ class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 
     @property
     def has_compute(self) -> bool:
-        """Whether it names a part of the compute that is less than all of it."""
+        """Whether the share names a part of the compute: TFLOPS, or less than 100 percent."""
         return self.compute_percent < 100 or self.tflops is not None
 
 
@@ -136,7 +136,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def trouble(self) -> Trouble | None:
-        """What would be accepted and have no effect, or has no meaning on any host; see `Request.trouble`."""
+        """A field without effect, or without a meaning on any host; None if there is none. See `Request.trouble`."""
         if self.mode is not None and self.mode not in MODES:
             allowed = f"{', '.join(MODES)}, or null"
             return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
@@ -248,12 +248,12 @@ def capability_of(text: str) -> int:
 
 
 def takes_part(asked: str | None, profile: str) -> bool:
-    """Return whether a request with this `slice_profile` takes a slice of a profile; "" is a whole device."""
+    """Return whether a request with this `slice_profile` takes a slice of `profile`; `profile` "" is a whole device."""
     return asked in ("", profile) if profile else not asked
 
 
 def mig_profile(name: str) -> str:
-    """Return the profile in the name of a MIG slice, as in `NVIDIA H100 80GB HBM3 MIG 1g.10gb`; "" of a whole GPU."""
+    """Return the profile in the name of a MIG slice, as in `NVIDIA H100 80GB HBM3 MIG 1g.10gb`; "" for a whole GPU."""
     _, is_slice, profile = name.rpartition(" MIG ")
     return profile if is_slice else ""
 
@@ -300,7 +300,7 @@ _BEHIND: Final = re.compile(r"(?P<model>[A-Za-z]+\d[0-9A-Za-z]*?) ?x ?(?P<count>
 
 
 def nominal_mib(gigabytes: float) -> int:
-    """Return the least MiB that a device sold as so many GB (1e9 bytes) may report: 2 % less than nominal."""
+    """Return the least MiB that a device sold with `gigabytes` GB (1e9 bytes) may report: 2 % less than nominal."""
     return int(gigabytes * 1e9 * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
 
 
@@ -383,7 +383,10 @@ def _share_size(mib: int) -> str:
 
 
 def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
-    """Return the token of a spec, as every table prints it; `-` if no GPU is asked for."""
+    """Return the token of a spec, as every table prints it: replicas, count, models, memory and sharing.
+
+    Without a spec it is `-`, or `3x-` for three replicas.
+    """
     if spec is None:
         return "-" if replicas == 1 else f"{replicas}x-"
     text = f"{spec.count}x{'|'.join(spec.models) or 'any'}"

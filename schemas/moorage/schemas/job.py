@@ -141,7 +141,7 @@ def _check_env(env: dict[str, str | Secret]) -> None:
 
 
 def names_a_program(argv: list[str]) -> bool:
-    """Return whether a command names something to run. With a driver that needs no command, it may be empty."""
+    """Return false if the first word of a command is empty. A command without words is true: some drivers need none."""
     return not argv or bool(argv[0])
 
 
@@ -355,7 +355,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def trouble(self) -> Trouble | None:
-        """What no worker could do, as far as decoding does not already refuse it.
+        """What no worker could do, as far as decoding does not already refuse it; None if there is nothing.
 
         Admission and the SDK ask for it. A request in the ledger was accepted, and is read whatever this says.
         """
@@ -410,7 +410,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def device_ids(self) -> tuple[str, ...]:
         """The ids of the exact devices for each replica; empty means any that fit.
 
-        A ledger of release 0.2 may have requests whose ids were never checked: a wrong value counts as none.
+        A ledger of release 0.2 may have requests whose ids were never checked. If one of them is invalid, this is
+        empty.
         """
         if not self.driver_config and self.template is None and self.resource_requirements is None:
             return ()
@@ -426,8 +427,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return wanted.gpu.devices if wanted is not None and wanted.gpu is not None else []
 
     def driver_fault(self, capabilities: Capabilities | None) -> Fault | None:
-        """Return why its driver cannot run it, judging by what the request says to that driver; see
-        `driver_config.check`."""
+        """Return the fault in what the request says to its driver, or None; see `driver_config.check`."""
         driver = self.workload.driver
         block = self.blocks.get(driver, msgspec.UNSET)
         return check(driver, block, self.effective_gpu, capabilities, self._interim)
@@ -453,7 +453,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def _length_trouble(self) -> Trouble | None:
-        """A vendor or a list of `requires` that is too long."""
+        """A vendor, a list of `requires` or a value in one that is too long; None if there is none."""
         gpu = self.gpu
         if gpu is not None and gpu.vendor is not None and len(gpu.vendor) > WORD_CHARS_MAX:
             return _too_long("gpu.vendor", gpu.vendor)
@@ -542,7 +542,10 @@ _LIVE_FIRST: Final = (CANCELLING, ENDING, RUNNING, FROZEN, LOST_KEPT, CLAIMED, P
 
 
 def derive_state(states: set[str]) -> str:
-    """Return a job's state from the states of its replicas: live while any is live, SUCCEEDED only if all are."""
+    """Return a job's state from the states of its replicas: live while any is live, SUCCEEDED only if all are.
+
+    Raises ValueError for an empty set.
+    """
     for name in _LIVE_FIRST:
         if name in states:
             return name

@@ -28,10 +28,11 @@ is_worker = WORKER.fullmatch
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a secret may have this name: that of a file within one folder, and no path."""
+    """Return whether a secret may have this name: a file name without a folder."""
     return SECRET.fullmatch(name) is not None and name not in (".", "..")
 
 
 def worker_slug(host_name: str) -> str:
-    """Return a worker id from a host name: what is not allowed becomes `-`, cut at 64 characters."""
+    """Return a worker id from a host name: what is not allowed becomes `-`, cut at 64 characters; `worker` if nothing
+    is left."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", host_name)[:64].strip("-") or "worker"

@@ -35,7 +35,7 @@ SEQUENCE_MAX: Final = 2**53
 
 
 class _Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Raises ValueError for a text that is too long or has control characters."""
+    """The fields that every act has. Raises ValueError for a text that is too long or has control characters."""
 
     by: str = ""
     why: str = ""
@@ -177,7 +177,7 @@ class ResumeAct(_JobAct, frozen=True, kw_only=True):
 
 
 class PriorityAct(_JobAct, frozen=True, kw_only=True):
-    """`priority`: give a job another priority, 0..100, for what waits of it now and later."""
+    """`priority`: give a job another priority, 0..100, in place of the priority of its request."""
 
     priority: int
 
@@ -210,7 +210,7 @@ class ResizeAct(_JobAct, frozen=True, kw_only=True):
 
 
 class LimitAct(_Act, frozen=True, kw_only=True):
-    """`limit`: how many GPUs a tenant may lease at once, and how many jobs it may have that are not over.
+    """`limit`: set how many GPUs a tenant may lease at once, and how many jobs it may have that are not over.
 
     0 or null means no limit; a field that is left out stays as it is. Jobs that already exceed a new limit are not
     ended. A sharer of a device counts as a whole GPU.
@@ -233,8 +233,8 @@ class LimitAct(_Act, frozen=True, kw_only=True):
 class FeatureLevelAct(_Act, frozen=True, kw_only=True):
     """`feature-level`: the leader writes ledger records of this level from now on; it is never lowered.
 
-    Schedulers that cannot fold them stop. Refused `failed-precondition` while one that was heard in the last seconds
-    cannot, and while fewer than `schedulers` were heard.
+    Schedulers that cannot fold such records stop. Refused with `failed-precondition` while a scheduler that was heard
+    in the last seconds cannot fold them, and while fewer than `schedulers` were heard.
     """
 
     level: int
@@ -248,11 +248,11 @@ class FeatureLevelAct(_Act, frozen=True, kw_only=True):
 
 
 class ShareAct(_Act, frozen=True, kw_only=True):
-    """`share`: a tenant's weight in the fair share, and so many GPUs that are its own whenever it wants them.
+    """`share`: set a tenant's weight in the fair share, and how many GPUs it is guaranteed.
 
-    Tenants that want more than there is get GPUs in the ratio of their weights (1 where none is set), counting what
-    they used before, less the longer ago. Guaranteed GPUs are given out before any others; what is idle of them, others
-    borrow. 0 or null is none, a field that is left out stays as it is.
+    If tenants want more GPUs than there are, they get them in the ratio of their weights (1 if none is set). Past usage
+    is included and decays with time. Guaranteed GPUs are given out before any others; other tenants borrow those that
+    are idle. 0 or null unsets a field; a field that is left out stays as it is.
     """
 
     tenant: str
@@ -306,7 +306,7 @@ ACTS: Final[dict[str, type[Act]]] = {
 class DlqAct(_Act, frozen=True, kw_only=True):
     """`dlq`: `list` dead letters (of a `tenant`, from behind `after`), `show`, `resend` or `drop` one by `sequence`.
 
-    `resend` hands in the message as it came, or `body` in its place, under the same job id. It is answered once a
+    `resend` submits the message as it came, or `body` in its place, under the same job id. It is answered once a
     record holds it, and the letter is then gone; refused again, it stays. `drop` cannot be undone.
     """
 
@@ -384,9 +384,9 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A drain that begins later, or that ends by itself. Times are ledger milliseconds.
+    """A drain with times, in ledger milliseconds: it begins at `from_ms`, and jobs must have ended at `leave_ms`.
 
-    If `until_ms` is 0, it lasts until an operator uncordons the worker.
+    It ends at `until_ms`; if that is 0, it lasts until an operator uncordons the worker.
     """
 
     from_ms: int

@@ -17,7 +17,7 @@ _OF_LINE: Final = {**_OF_TEXT, ord("\t"): "\\t", ord("\n"): "\\n"}
 
 
 def shown(text: str) -> str:
-    """Return the text with its line ends kept and its other control characters shown as escapes."""
+    """Return the text with line ends and tabs kept and its other control characters shown as escapes."""
     return text if text.isprintable() else text.translate(_OF_TEXT)
 
 

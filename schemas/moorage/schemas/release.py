@@ -28,8 +28,10 @@ def minor_of(release: str) -> tuple[int, int] | None:
 
 
 def minors_apart(one: tuple[int, int], other: tuple[int, int], last_minor: dict[int, int] = LAST_MINOR) -> int | None:
-    """Return how many minor releases lie between two; None across a major version of which `last_minor` does not have
-    the last minor one."""
+    """Return by how many minor releases two differ: 0 for the same one, 1 for neighbors.
+
+    Return None across more than one major version, or if `last_minor` lacks the last minor release of the lower one.
+    """
     (low, high) = sorted((one, other))
     if low[0] == high[0]:
         return high[1] - low[1]

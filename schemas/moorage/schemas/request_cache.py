@@ -24,7 +24,7 @@ _FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(32))
 
 
 class CachedRequest:
-    """A decoded request without its job's name. `request.job` is None where several jobs share it."""
+    """A decoded request. `request.job` is None if several jobs share it, else the job's name (None without a name)."""
 
     __slots__ = ("_before", "_behind", "request", "shape", "workload")
 

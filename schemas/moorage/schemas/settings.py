@@ -122,7 +122,7 @@ class SettingsFile(NamedTuple):
     tables: Mapping[str, Any]
 
     def table(self, section: str) -> Mapping[str, Any]:
-        """Return the keys of a section, as they stand there; none where the file lacks it."""
+        """Return the keys of a section with their values as in the file; empty if the file has no such section."""
         whole, _, driver = section.partition(".")
         table: Mapping[str, Any] = self.tables.get(whole, {})
         return table.get(driver, {}) if driver else table
@@ -161,7 +161,7 @@ def declared(section: str, struct: type[msgspec.Struct]) -> dict[str, Setting]:
 
 
 def variables_of(section: str) -> str:
-    """Return how the variables of a section begin."""
+    """Return the prefix of the environment variables of a section."""
     return f"MOORAGE_{re.sub(r'[^A-Z0-9]', '_', section.upper())}_"
 
 
@@ -169,8 +169,11 @@ def variables_of(section: str) -> str:
 
 
 def read_file(path: Path | None) -> SettingsFile:
-    """Return the tables of a settings file; `NO_FILE` for None. Raises Refused with bad-settings: a file that cannot be
-    read, is no TOML, or has a table that is no section, and for root one that others may write."""
+    """Return the tables of a settings file; `NO_FILE` for None.
+
+    Raises Refused with bad-settings for a file that cannot be read, is too large, is no TOML or has a table that is no
+    section, and if this process is root, for a file that others may write.
+    """
     if path is None:
         return NO_FILE
     import tomllib
@@ -209,8 +212,8 @@ def read_file(path: Path | None) -> SettingsFile:
 
 
 def _check_owner(path: Path, about: os.stat_result) -> None:
-    """Refuse what is no plain file; and if this process is root, a file that others may write, since it says what to
-    run."""
+    """Raise Refused for what is no plain file; and if this process is root, for a file that others may write, since it
+    says what to run."""
     if not stat.S_ISREG(about.st_mode):
         raise _refuse(f"{path} is not a file", next="name a plain file")
     if os.geteuid() != 0:
@@ -239,7 +242,8 @@ def settle(
 ) -> dict[str, Found]:
     """Return every key of a section with its value: from a flag, else the environment, else the file, else the default.
 
-    `flags` and `defaults` are by key; a flag that is None was not given. `defaults` replace the declared ones.
+    `flags` and `defaults` are by key; a flag that is None was not given, and an empty variable is ignored. `defaults`
+    replace the declared ones.
     `flags_named` says by key how errors name a flag that is not the service's own, as `--set jobs_max`. Raises Refused
     with bad-settings, which names the key, what was found and what is allowed.
     """
@@ -279,7 +283,8 @@ def settle(
 
 
 def _in_file(one: Setting, value: Any, path: str) -> Found:
-    """Return a value in a settings file, which may hold no secret."""
+    """Return a value of a settings file. Raises Refused with bad-settings for a password or token, and for a wrong
+    value."""
     if isinstance(value, str) and _without_who(one, value) != value:
         raise _refuse(
             f"{one.key} in {path} holds a password or token",
@@ -310,9 +315,9 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
 
 
 def _named(error: str, found: Iterable[Found]) -> list[Found]:
-    """Return the settings that an error names, in its order, where its text begins with one of them. Else empty.
+    """Return the settings that an error names, in its order, if its text begins with one of them; else [].
 
-    Behind the first one a key that is a plain word counts only before =: `mps` is a sharing mode, too.
+    After the first one, a key without an underscore is one only before ` =`: `mps` is a sharing mode, too.
     """
     places = ((_place_of(one.setting.key, error), one) for one in found)
     named = sorted(((place.start(), one) for place, one in places if place is not None), key=lambda each: each[0])
@@ -380,7 +385,7 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
 
 
 def shown(one: Setting, value: Any) -> str:
-    """Return a value as it is written in a settings file, but a URL without user and password: logs show this."""
+    """Return a value as text for logs and help, a URL without user and password; `none` for None or an empty value."""
     if value is None:
         return "none"
     if one.unit == "s":
@@ -412,7 +417,7 @@ def _without_who(one: Setting, text: str) -> str:
 
 
 def _example_of(one: Setting, source: str) -> str:
-    """Return how to set a key, in the form of the place where it was set."""
+    """Return an example that sets a key, in the form of the place where it was set: flag, variable or TOML."""
     if source not in (one.flag, one.env):
         return example(one)
     word = shown(one, one.default)
@@ -424,7 +429,7 @@ def _example_of(one: Setting, source: str) -> str:
 
 
 def example(one: Setting) -> str:
-    """Return a line of TOML that sets a key: its default, or what one might write."""
+    """Return a line of TOML that sets a key to its default, or to an example if the default is empty."""
     value, bare = one.default, one.type
     if value is None or value == "" or value == {} or value == ():
         value = _EXAMPLES.get(one.key) or _EXAMPLES.get(get_origin(bare) or bare, "…")
@@ -482,7 +487,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _meta_of(kind: Any) -> msgspec.Meta | None:
-    """Return the note of a key; bounds stand inside an optional type, as msgspec wants them."""
+    """Return the note of a key, which may stand inside an optional type; None if there is none."""
     for part in (kind, *get_args(kind)):
         for note in getattr(part, "__metadata__", ()):
             if isinstance(note, msgspec.Meta):

@@ -14,7 +14,7 @@ SYSTEM_FOLDER: Final = "/etc/moorage"
 
 def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> Path | None:
     """Return the settings file: the one given, else $MOORAGE_SETTINGS, else `moorage/moorage.toml` in the user's
-    configuration folder, else the one in /etc/moorage; None if there is none.
+    configuration folder, else the one in /etc/moorage; None if there is none. The first two need not exist.
 
     A file in the current folder is never read: a checkout must not choose the server that a command talks to. `moorage
     up`, whose state is in the folder as well, does read it: see `file_here`.

@@ -36,7 +36,7 @@ WORKER_VERBS: Final = ("join", "renew", "fact")
 
 
 class SubjectRow(NamedTuple):
-    """A row of the table of subjects. `kind` is answered, asked, durable, said or ledger."""
+    """A row of the table of subjects. `kind` is answered, asked, durable, said, `said, public` or ledger."""
 
     subject: str
     kind: str
@@ -89,7 +89,7 @@ class Subjects:
         return f"{self.prefix}.request.{tenant}.{verb}"
 
     def request_stream_of(self, tenant: str) -> str:
-        """Return a tenant's own stream of the durable queue, where it has one."""
+        """Return the name of a tenant's own stream of the durable queue, whether it exists or not."""
         return f"{self.request_stream}_{tenant}"
 
     def events(self, tenant: str) -> str:
@@ -105,7 +105,7 @@ class Subjects:
         return f"{self.prefix}.log.{tenant}.{job}.{replica}"
 
     def results(self, tenant: str) -> str:
-        """Return where small results of a tenant's functions are sent to all that wait for some."""
+        """Return the subject on which small results of a tenant's functions are sent to all of its subscribers."""
         return self.log(tenant, ALL_JOBS, 0)
 
     def hello(self, worker: str) -> str:

@@ -26,8 +26,8 @@ def parse_tflops(text: str) -> float:
 
 
 def percent_of(tflops: float | None, model: str, capacities: Mapping[str, float]) -> int:
-    """Return what percentage of a device of this model that is, 0..100, with a half rounded up. It is 100 (no limit) if
-    the model or the TFLOPS are unknown.
+    """Return what percentage of a device of this model these TFLOPS are, 0..100, with a half rounded up. Return 100 (no
+    limit) if `tflops` is None or the model is not in `capacities`.
 
     `capacities` are TFLOPS by the model's whole name.
     """

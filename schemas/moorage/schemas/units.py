@@ -14,7 +14,10 @@ _POWERS: Final = "KMGT"
 
 
 def duration_s(text: str) -> float:
-    """Return the seconds of `90s`, `1h30m`, `1h 30m`, `500ms`, or of a bare number of seconds. Raises ValueError."""
+    """Return the seconds of `90s`, `1h30m`, `1h 30m`, `500ms`, or of a bare number of seconds, which may be negative.
+
+    Raises ValueError for anything else.
+    """
     text = text.strip()
     if _DURATION.fullmatch(text):
         return sum(float(number) * DURATION_S[unit] for number, unit in _PART.findall(text))

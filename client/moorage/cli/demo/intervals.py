@@ -1,7 +1,7 @@
 """Checks which holders had which things at the same time, for the demo, the fault runs and the simulation.
 
 It knows nothing of schedulers, pools or leases and imports nothing of ours, so that no mistake is made on both sides:
-things are held by holders, from a moment until a moment, alone or as one of so many of a mode.
+a holder has a thing from one moment until another, alone or as one of several sharers of one mode.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def clash(mode: str, other: str) -> bool:
 
 
 class Holders(Generic[Thing, Holder]):
-    """Who has each thing now. Call `take` and `leave` in the order of time. `most` says how many may share a thing, by
-    mode."""
+    """Keeps track of which holders have each thing now. Call `take` and `leave` in the order of time.
+
+    `most` says by mode how many may share a thing; a mode that it lacks has no limit.
+    """
 
     def __init__(self, most: Mapping[str, int] | None = None) -> None:
         self._most = most or {}
@@ -83,8 +85,8 @@ def overlaps(
 ) -> Iterator[Overlap[Thing, Holder]]:
     """Yield each span that began while holders with which it conflicts had its thing, in the order of time.
 
-    `most` says how many may share a thing, by mode. Two spans of one holder count as two holders. Takes O(n log n), and
-    time for each conflict.
+    `most` is that of `Holders`. Two spans of one holder count as two holders. Takes O(n log n), and time for each
+    conflict. Raises ValueError for a span that ends before it begins.
     """
     edges: list[tuple[float, int, int]] = []
     all_spans = list(spans)

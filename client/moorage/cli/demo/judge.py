@@ -1,4 +1,4 @@
-"""The judge of the demo: what was accepted against what ended, and the jobs' own records against each other."""
+"""The judge of the demo: compares what was accepted with what ended, and the jobs' own records with each other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Run(msgspec.Struct):
 def judge(
     plans: list[Planned], states: dict[str, str], refused: dict[str, str], submitted_ns: dict[str, int], record: str
 ) -> Verdict:
-    """Count what became of the jobs, from the `start`, `end` and `bad` lines that the jobs themselves wrote."""
+    """Return the counts of how the jobs ended, and of the `start`, `end` and `bad` lines that they wrote (`record`)."""
     verdict = Verdict(unexpected=[], bad=[], waits_ms=[])
     runs, verdict.bad = _read(record)
     verdict.runs = len(runs)
@@ -100,8 +100,8 @@ def _read(record: str) -> tuple[list[_Run], list[str]]:
 
 
 def double_leases(runs: list[_Run], shares: set[str]) -> int:
-    """Count the starts on a device that another job had alone, that too many jobs shared, or that was shared in another
-    mode.
+    """Return the number of starts on a device that another job had alone, that too many jobs shared, or that was shared
+    in another mode.
 
     A start without an end line, as of the cancelled job, has no known end: see `Span`.
     """

@@ -79,8 +79,8 @@ class Stack:
         return process
 
     async def kill_scheduler(self) -> None:
-        """Kill the scheduler with SIGKILL and start a new one, which reads the ledger and becomes leader once the old
-        one's time is over."""
+        """Kill the scheduler with SIGKILL and start a new one, which reads the ledger and becomes leader after the
+        takeover time."""
         assert self.scheduler is not None
         self.scheduler.kill()
         await self.scheduler.wait()

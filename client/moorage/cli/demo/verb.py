@@ -1,8 +1,8 @@
-"""`moorage demo`: the main job on real input, and a judge that counts what must be none.
+"""`moorage demo`: runs requests of a real cluster's trace, and counts broken promises.
 
-An embedded server, a scheduler and a fleet of simulated hosts as they stand in a real cluster's trace; several
-hundred of its requests, each a real process that checks its own environment; the scheduler killed in the middle.
-At the end the jobs' own records are judged: lost, started twice, double leases.
+It starts an embedded server, a scheduler and simulated hosts like those of the trace. Several hundred requests run,
+each as a real process that checks its own environment, and the scheduler is killed in the middle. At the end the jobs'
+own records are checked for lost jobs, attempts started twice and GPUs leased twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXIT_BROKEN_PROMISE: Final = 1
 
 
 class Following:
-    """The states of all jobs. They come from the tenant's event frames, and from questions, since an event frame may be
+    """Keeps the states of all jobs, from the tenant's event frames and from answers of `ls`, since a frame may be
     lost."""
 
     def __init__(self) -> None:

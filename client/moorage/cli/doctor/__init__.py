@@ -1,1 +1,1 @@
-"""Is everything there that moorage needs?"""
+"""`moorage doctor`: checks whether everything is there that moorage needs."""

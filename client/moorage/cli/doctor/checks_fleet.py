@@ -231,7 +231,10 @@ def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
 
 
 def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
-    """Check that all schedulers have the same settings: a standby that takes over would apply its own."""
+    """Check that all schedulers have the same settings: a standby that takes over would apply its own.
+
+    Return None without a leader or a standby.
+    """
     leader = next((row for row in rows if row.get("leads")), None)
     if leader is None or len(rows) < 2:
         return None
@@ -300,8 +303,10 @@ def contained_failures(contained: dict[str, Any]) -> Check:
 
 
 def lent_twice(rows: list[dict[str, str]]) -> Check:
-    """Check that no two workers lend the same GPU, each to its own jobs. Schedulers refuse the second worker, unless
-    both joined under a release that did not look for this."""
+    """Return the warning about GPUs that two workers lend, each to its own jobs; `rows` has at least one.
+
+    Schedulers refuse the second worker, unless both joined under a release that did not check this.
+    """
     pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
     first = rows[0]
     more = f"; the same holds for GPUs of {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
@@ -337,7 +342,7 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
 
 
 def _named(state: str, names: list[str]) -> str:
-    """Return the names of what is not as it should be, at most `NAMES_MAX` of them."""
+    """Return at most `NAMES_MAX` names of workers in this state; "" if the state is up."""
     if state == "up":
         return ""
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""

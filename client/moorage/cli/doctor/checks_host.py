@@ -36,7 +36,7 @@ def settings() -> Check:
 
 
 def _of_worker() -> WorkerSettings | None:
-    """Return the settings of a worker on this machine; None where they cannot be used, as another line tells."""
+    """Return the settings of a worker on this machine; None if they cannot be used, which another check reports."""
     from moorage.cli.framework.settings import the_file
     from moorage.schemas.settings import made, settle
     from moorage.worker.settings import SECTION, WorkerSettings

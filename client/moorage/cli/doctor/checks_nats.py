@@ -90,7 +90,10 @@ def _round_trip(connection: Connection, milliseconds: float) -> Check:
 
 
 async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
-    """Return the server's JSON answer on one of its own subjects; {} if the key may not ask, or no JSON came."""
+    """Return the server's JSON answer on one of its own subjects; {} if the key may not ask, or no JSON came.
+
+    If there is no responder, return an `error` that says so.
+    """
     from moorage.bus.errors import NoResponders
 
     try:
@@ -182,7 +185,7 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
 
 def _sync(context: Context) -> Check:
     """Check that the server syncs each record to its disk. Only the configuration of a server that `moorage up` started
-    can be read here."""
+    can be read here; for any other server the verdict is `warn`."""
     hint = "set sync_interval: always on the ledger's nats-servers, as moorage admin nats-config writes it"
     conf = _conf_of_ours(context)
     if conf is not None:

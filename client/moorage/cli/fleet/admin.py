@@ -407,7 +407,9 @@ def _part_of(compute: str | None, memory: str | None) -> tuple[int | None, int |
 
 
 def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
-    """Return a limit as the wire has it, where 0 is none: the command has a word for that. Raises `Rejected`."""
+    """Return a limit as on the wire: 0 (no limit) for `none`, None if `word` is None. Raises `Rejected` for any other
+    word than a number above 0.
+    """
     from moorage.client.errors import rejected
 
     if word is None:
@@ -443,7 +445,7 @@ def _now(word: str, done: Done) -> str:
 
 
 def _by(hold: Hold | None, head: str = " by ") -> str:
-    """Return who put it on hold and why, as ` by ana: month end`."""
+    """Return who put a job or queue on hold and why, as ` by ana: month end`; "" without a hold."""
     if hold is None:
         return ""
     return f"{head}{hold.by or 'an operator'}" + (f": {hold.why}" if hold.why else "")

@@ -99,8 +99,8 @@ def _frame(answer: Answer, drift: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:
-    """Return an audit's rows by worker, kind and member: rows with the same key are the same difference, even if its
-    memory changed."""
+    """Return an audit's rows by worker, kind and member: rows of two audits with the same key are the same difference,
+    even if their memory differs."""
     return {(row["worker"], row["kind"], row.get("member", "")): row for row in data["drift"]}
 
 

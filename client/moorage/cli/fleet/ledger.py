@@ -150,7 +150,8 @@ def feature_level(
 
 
 def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[SchedulerSettings, str | None]:
-    """Return the schedulers' settings, and where the users are (see `find_ledger`)."""
+    """Return the schedulers' settings, and the URL of the users' server if a `moorage up` is here (see
+    `find_ledger`)."""
     from moorage.cli.local.processes import find_ledger
     from moorage.scheduler.settings import scheduler_settings
 

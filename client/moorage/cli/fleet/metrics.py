@@ -107,7 +107,7 @@ async def _ask(client: AsyncClient) -> Told:
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
-    """Return the GPU time of the last whole hour, by tenant and model; none if the leader's release is older than
+    """Return the GPU time of the last whole hour, by tenant and model; [] if the leader's release is older than
     `usage`."""
     try:
         answer = await client.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
@@ -124,8 +124,8 @@ def families(
     waits: dict[str, Any],
     usage: list[dict[str, Any]],
 ) -> Iterator[Metric]:
-    """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered, and only `moorage_up`
-    tells of it."""
+    """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered: then only
+    `moorage_build_info` and `moorage_up` 0 come."""
     yield _many("build_info", "The release of this command.", ("release",), {RELEASE: 1})
     yield _one("up", "Whether the leader answered.", fleet is not None)
     if fleet is None:

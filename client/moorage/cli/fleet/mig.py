@@ -108,8 +108,8 @@ async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:
 
 
 async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
-    """Return the GPU of this host with that name, and its uuid and address. Raises Rejected if there is none, or the
-    worker does not lend it."""
+    """Return the GPU of this host with that index, uuid or address, and its uuid and address. Raises Rejected if there
+    is none, if NVML does not work, or if the worker does not lend it."""
 
     def look() -> tuple[MigGpu, str, str]:
         import pynvml
@@ -136,7 +136,8 @@ async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
 
 
 async def _in_time(work: Callable[[], T]) -> T:
-    """Return NVML's answer, or raise Rejected: a call into NVML may hang in the kernel."""
+    """Return what `work` returns. Raises Rejected if it takes more than NVML_S: a call to NVML may hang in the
+    kernel."""
     from moorage.worker.inventory.threads import in_thread
 
     try:

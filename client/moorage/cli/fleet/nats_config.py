@@ -116,8 +116,8 @@ def _shares_host(site: Site, at: int) -> bool:
 
 
 def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list[str]]:
-    """Write everything that a site needs into `folder` (mode 0700). Returns what was written, by kind, and whose
-    contexts of an earlier run are no longer among them.
+    """Write everything that a site needs into `folder` (mode 0700). Returns what was written, by kind; `keys` has new
+    ones only, and `left_out` the users of contexts of an earlier run that are no longer in the site.
 
     Raises OSError, MoorageError.
     """

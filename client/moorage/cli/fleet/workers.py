@@ -40,7 +40,8 @@ def fleet(
     watch: Annotated[bool, Parameter(help="Redraw twice a second; in a pipe, a line at each change.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """Workers, what is free, and (without --watch) how many jobs of each size fit now."""
+    """Show the workers, what is free, and (on a terminal, without --watch) the largest request per model that fits
+    now."""
 
     async def work(client: AsyncClient) -> int | None:
         if worker is not None:
@@ -102,8 +103,8 @@ def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def levels(capabilities: dict[str, Any]) -> list[str]:
-    """Return how a worker keeps sharers to their parts of a GPU: a line for each driver and mode of which it tells
-    this."""
+    """Return how a worker keeps sharers to their parts of a GPU: a line for each driver and mode for which it
+    reports a level."""
     return [
         f"{driver} jobs with {mode}: {enforced_words(level)}"
         for driver, told in sorted(capabilities.items())
@@ -199,8 +200,8 @@ def _kept(data: dict[str, Any]) -> str:
 
 
 def model_words(names: Sequence[str]) -> dict[str, str]:
-    """Return for each model the shortest word that `--gpu` takes for it and for none of the others: H100 for `--gpu
-    2xH100`."""
+    """Return for each model a short word that `--gpu` accepts for it and for none of the others, as H100; its whole
+    name if there is none."""
     return {name: _model_word(name, [other for other in names if other != name]) for name in names}
 
 

@@ -27,7 +27,7 @@ class Parameter:
     """How a word or an option of a verb is written and explained.
 
     `names` are the option's names, by default `--` and the field's name. `value` stands for its value in the help.
-    `alone` is the value of an option that is given without one. `command` says that it takes everything after `--`.
+    `alone` is the value of an option that is given without one. `command` says that the word is everything after `--`.
     `lists` is the command of moorage whose answer Tab offers here.
     """
 
@@ -78,7 +78,7 @@ NEAR: Final = 0.65
 
 
 class CannotRead(Exception):
-    """The command line is not one that the verb takes. `fixes` are lines that may help, to be pasted."""
+    """The command line does not fit the verb. `fixes` are lines that may help, to be pasted."""
 
     def __init__(self, why: str, *fixes: str) -> None:
         super().__init__(why)

@@ -89,12 +89,12 @@ def ends() -> dict[str, Code]:
 
 
 def code_of(word: str) -> Code | None:
-    """Return the error or the reason for waiting that has this name, or None."""
+    """Return the error or the reason for waiting that has this name; None for an end or any other word."""
     return error_codes().get(word) or reasons().get(word)
 
 
 def fix_of(code: str) -> str:
-    """Return what helps against an error, a reason or an end; "" if a line cannot say it."""
+    """Return what helps against an error, a reason or an end, with {job} and {asks} not filled in; "" if unknown."""
     return REASONS[code].fix if code in REASONS else FIXES.get(code, "")
 
 

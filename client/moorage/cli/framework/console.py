@@ -1,4 +1,4 @@
-"""Where the command writes: data to stdout, messages to stderr, colour only on a terminal."""
+"""Where the command writes: data to stdout, messages to stderr, color by default only on a terminal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def choose_colour(colour: Colour) -> None:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return whether output to this stream is coloured. `--color` decides; else NO_COLOR, else CLICOLOR_FORCE, else
-    whether the stream is a terminal that has colours (see clig.dev)."""
+    """Return whether output to this stream is colored. `--color` decides; else NO_COLOR, else CLICOLOR_FORCE, else
+    whether the stream is a terminal that has colors (see clig.dev)."""
     if _choice != "auto":
         return _choice == "always"
     if os.environ.get("NO_COLOR"):
@@ -44,7 +44,7 @@ def is_live(stream: TextIO) -> bool:
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """Return the text in one of the styles of `_STYLES`, or unchanged if the stream is not coloured."""
+    """Return the text in one of the styles of `_STYLES`, or unchanged if the stream is not colored."""
     if not style or not has_colour(stream):
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
@@ -54,7 +54,7 @@ def plain(text: str, stream: TextIO | None = None) -> str:
     """Return the text with its control characters made visible, since a terminal would obey them, and names and reasons
     come from workers and tenants.
 
-    Colours of our own stay if the stream is coloured, or if none is given.
+    Our own color codes stay if the stream is colored, or if no stream is given.
     """
     safe = shown(text)
     if "\x1b" in text and (stream is None or has_colour(stream)):

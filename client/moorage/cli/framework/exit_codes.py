@@ -61,7 +61,7 @@ def exit_code_of(error: MoorageError) -> int:
 
 def exit_code_of_result(result: Result) -> int:
     """Return the exit code for a job that is over: 0 if it SUCCEEDED, its own code, 128 + the signal that ended it, or
-    1 if nothing ran."""
+    1 if it has no code or the code 0."""
     if result.state == "SUCCEEDED":
         return 0
     return shell_code(result.code) or EXIT_FAILED

@@ -81,8 +81,9 @@ async def detachable(
     """Follow until the end or until Ctrl-C, then call `detach`, which tells the user how to go on. Only for use inside
     `run`.
 
-    With `cancel`, a second Ctrl-C calls it. If `detach` returns true, a user at a terminal was told about the second
-    Ctrl-C, and it is awaited for `AGAIN_S`; otherwise it counts only if it came before.
+    Return what `following` returns, or EXIT_INTERRUPTED after a Ctrl-C. With `cancel`, a second Ctrl-C calls it. If
+    `detach` returns true, a user at a terminal was told about the second Ctrl-C, which is awaited for `AGAIN_S`;
+    otherwise the second one only has an effect if it came before.
     """
     global _again
     _again = again = asyncio.Event() if cancel is not None else None
@@ -131,7 +132,10 @@ def hush() -> None:
 
 
 def raise_once() -> None:
-    """Let the first Ctrl-C raise KeyboardInterrupt and the next one end the process. For use outside an event loop."""
+    """Let the first Ctrl-C raise KeyboardInterrupt and the next one end the process. For use outside an event loop.
+
+    Does nothing if this process ignores Ctrl-C.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
 

@@ -89,8 +89,8 @@ class _Rows:
     format: str | None
 
     def shown(self, frame: object, rows: Iterable[Any]) -> bool:
-        """Print the frame with --json, or a line for each row with --format. Returns False if neither was given, and
-        prints nothing then."""
+        """Print the frame with --json, else a line for each row with --format. Without both, print nothing and return
+        False."""
         if self.json:
             emit(frame)
         elif self.format is not None:
@@ -132,7 +132,7 @@ Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 
 def with_client(options: Options, work: Work) -> int:
-    """Connect, do the work, close the connection; print the error if it fails. Returns the exit code."""
+    """Connect, do the work, close the connection; print a `MoorageError` if one is raised. Returns the exit code."""
 
     def act() -> int | None:
         from moorage.cli.framework.interrupts import run
@@ -143,7 +143,7 @@ def with_client(options: Options, work: Work) -> int:
 
 
 def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], int | None]) -> int:
-    """Run the act, and print the error if it fails. Returns the exit code."""
+    """Run the act, and print a `MoorageError` that it raises. Returns the exit code; other errors pass."""
     console.choose_colour(options.color or "auto")
     try:
         console.choose_colour(options.settled().color or "auto")

@@ -57,7 +57,7 @@ def table(
     stream: TextIO | None = None,
 ) -> str:
     """Return rows under an upper-case header. On a terminal they are aligned, and the last column is cut to fit; in a
-    pipe they are separated by tabs, uncut and without colour.
+    pipe they are separated by tabs, uncut and without color.
 
     `numbers` names the columns that are aligned to the right. `optional` names the columns that a narrow terminal does
     not show; the first of them goes first, and the header says which are gone. With `wraps`, the last column continues
@@ -114,7 +114,8 @@ class Rows:
         self._begun = False
 
     def line(self, row: Sequence[Any]) -> str:
-        """Return the row as a line. The first row has the header before it."""
+        """Return the row as one line or, if the terminal is too narrow, several. The first row has the header before
+        it."""
         texts = [_text(cell) for cell in row]
         if not self._stream.isatty():
             return "\t".join(cell.replace("\t", " ") for cell in texts)
@@ -200,7 +201,7 @@ def _text(cell: Any) -> str:
 
 
 def state(text: str, stream: TextIO) -> str:
-    """Return a state in its colour. The word alone says as much."""
+    """Return a state in its color, or unchanged if it has none or the stream shows no colors."""
     return paint(text, _STATE_STYLE.get(text.strip(), ""), stream)
 
 

@@ -45,7 +45,7 @@ class Screen:
 
 
 def cut(line: str, columns: int) -> str:
-    """Return the line cut to so many columns, with its colours ended."""
+    """Return the line cut to `columns` characters, its color codes not counted. If it is cut, its colors are ended."""
     left, out = columns, []
     for part in _STYLED.split(line):
         if part.startswith("\x1b"):

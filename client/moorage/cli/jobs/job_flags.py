@@ -211,7 +211,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
 
 
 def drivers_of(flags: JobFlags) -> list[str]:
-    """Return the drivers that --driver lists. Raises `Rejected` for an empty name."""
+    """Return the drivers that --driver lists; `[""]` without --driver. Raises `Rejected` for an empty name."""
     from moorage.client.errors import rejected
 
     drivers = (flags.driver or "").split(",")
@@ -240,7 +240,7 @@ def choices_of(flags: JobFlags, command: Sequence[str], request: Request) -> lis
 
 
 async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
-    """Return the first of the choices that some worker could run, or the first one of all if none could.
+    """Return the first of the choices that some worker could run; if none could, see `planning.first_possible`.
 
     `plan` is the client's method of that name. Raises `Rejected`, and what `plan` raises.
     """
@@ -335,7 +335,8 @@ def _of_option(option: str, refused: Rejected) -> Rejected:
 
 
 def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
-    """Return the scheduling fields of a request that the flags set. Raises `Rejected`."""
+    """Return the scheduling that --gang or --spread asks for; None without both. Raises `Rejected` if both are
+    given."""
     from moorage.client.errors import rejected
 
     if flags.gang and flags.spread:
@@ -396,7 +397,7 @@ def _blocks(flags: JobFlags) -> dict[str, Any]:
 
 
 def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:
-    """Return the durations of the flags in seconds, by field."""
+    """Yield each duration of the flags: its field and its seconds. Raises `Rejected`."""
     from moorage.client.durations import seconds
     from moorage.client.errors import Rejected, rejected
 
@@ -429,7 +430,10 @@ def _resources(flags: JobFlags) -> dict[str, int]:
 
 
 def milli_cores(cores: float) -> int:
-    """Return cores as thousandths of a core, rounded up, so that a small number never becomes 0. Raises `Rejected`."""
+    """Return cores as thousandths of a core, rounded up, so that a small number never becomes 0.
+
+    Raises `Rejected` for infinity and NaN.
+    """
     from moorage.client.errors import rejected
 
     if not math.isfinite(cores):

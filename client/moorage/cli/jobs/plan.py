@@ -80,7 +80,10 @@ def plan(
 
 
 def quotas_of(words: Sequence[str]) -> Quota | None:
-    """`acme=16` for a tenant, `16` for the one that asks; `none` for no limit."""
+    """Return the quotas: from `16`, a number for the tenant that asks; from `acme=16`, numbers by tenant.
+
+    `acme=none` gives 0, which means no limit. Return None without words. Raises `Rejected`.
+    """
     if len(words) == 1 and words[0].isdecimal() and int(words[0]):  # 0 is no limit on the wire: refused below
         return int(words[0])
     found: dict[str, int] = {}
@@ -99,7 +102,7 @@ def quotas_of(words: Sequence[str]) -> Quota | None:
 
 
 def shares_of(words: Sequence[str]) -> Share:
-    """Read shares of tenants: `acme=3` gives acme the weight 3, and `acme=3:16` also guarantees it 16 GPUs."""
+    """Return shares by tenant: `acme=3` is the weight 3, and `acme=3:16` also 16 guaranteed GPUs. Raises `Rejected`."""
     found: dict[str, int | tuple[int, int]] = {}
     for word in words:
         tenant, _, of = word.partition("=")

@@ -224,7 +224,8 @@ async def _follow(
 
 
 async def _limits(client: AsyncClient, result: Result) -> dict[str, Any] | None:
-    """Return the request of a job that ended by a time limit, which names the limit; None for other jobs."""
+    """Return the request of a job that ended by a time limit, which names the limit; None for other jobs, and
+    if it cannot be read."""
     from moorage.client.errors import ClientError
     from moorage.schemas.job import EXPIRED, TIMED_OUT
 
@@ -264,7 +265,7 @@ async def _tick(progress: Progress) -> None:
 
 
 async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
-    """Ask now and then why the job waits, and show it, while it waits."""
+    """While the job waits, ask every WHY_AGAIN_S why, and show the answer. Never returns: cancel it."""
     from moorage.client.errors import ClientError
     from moorage.schemas.job import QUEUED
 

@@ -47,7 +47,7 @@ def words_of(texts: Sequence[str]) -> list[str]:
 
 async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
     """Return what `ask` answers for each job that the words mean. `ask` raises `NotFound` for an unknown id. Raises
-    `Rejected`."""
+    `NotFound`, `Rejected`."""
     answers: list[T] = []
     for word in words_of(texts):
         if _means_several(word):
@@ -58,7 +58,10 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
 
 
 async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
-    """Return the ids that the words mean, each of an existing job. Raises `NotFound`, `Rejected`."""
+    """Return the ids that the words mean, each of an existing job; [] if `all` means none now.
+
+    Raises `NotFound`, `Rejected`.
+    """
 
     async def known(name: str) -> str:
         await client.job(name).show()
@@ -74,7 +77,7 @@ async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
 
 async def one_id(client: AsyncClient, text: str, verb: str) -> str:
-    """Return the one id that the word means. Raises `NotFound`, and `Rejected` if it means several."""
+    """Return the one id that the word means. Raises `NotFound`, and `Rejected` if it means several jobs or none."""
     names = await ids_of(client, [text])
     if len(names) != 1:
         from moorage.client.errors import rejected
@@ -193,7 +196,7 @@ _MADE_UP_CHARS: Final = 15
 
 
 def _is_made_up(name: str) -> bool:
-    """Return whether moorage itself made this id: see `client.job_ids.fresh_job_id`."""
+    """Return whether an id has the form of those that moorage makes: see `client.job_ids.fresh_job_id`."""
     return len(name) == _MADE_UP_CHARS and _begins_made_up(name, at_most=_MADE_UP_CHARS)
 
 

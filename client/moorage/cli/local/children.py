@@ -85,8 +85,8 @@ class Child:
             await asyncio.sleep(wait_s)
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start the process; its output goes to the log. It has a session of its own, so Ctrl-C at the terminal does
-        not reach it."""
+        """Start the process and return it; its output goes to the log. It has a session of its own, so Ctrl-C at the
+        terminal does not reach it."""
         self.starts += 1
         self._recent.append(time.monotonic())
         with open_log(self._log) as log:
@@ -163,7 +163,7 @@ def open_log(path: Path) -> Iterator[int]:
 
 
 def log_tail(path: Path) -> str:
-    """Return the last lines of a log."""
+    """Return the last LOG_TAIL_LINES lines of a log; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))

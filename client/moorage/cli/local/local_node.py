@@ -188,7 +188,8 @@ class Node:
             self._write_up()
 
     def _start_server_again(self) -> None:
-        """Start the server again: a stream that could not be written stays closed until then (nats-server 2.15)."""
+        """End the server, so that `_keep_server` starts it again: else a stream that could not be written stays
+        closed."""
         assert self._server is not None
         self._server_ended_by_us = True
         with contextlib.suppress(ProcessLookupError):

@@ -76,7 +76,11 @@ def _warn_of_file_here(read: SettingsFile) -> None:
 
 
 def find_ledger(held: SchedulerSettings) -> tuple[SchedulerSettings, str | None]:
-    """Return the settings, with the ledger's file where a `moorage up` is beside, and the users' target if known."""
+    """Return the settings, and the URL of the server of this folder's `moorage up`.
+
+    The URL is None if none runs here, or if the settings have `nats`. If one runs here, the settings name its file of
+    the ledger's URL, unless another one is set.
+    """
     from moorage.bus.target import find_context, home
 
     context = find_context(held.nats)

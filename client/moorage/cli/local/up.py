@@ -97,7 +97,7 @@ def _file_here() -> Path | None:
 
 
 def _check_fleet(simulate: str | None) -> None:
-    """Raise for a fleet that is not written correctly, before anything is started."""
+    """Raise `Rejected` for a fleet that is not written correctly, before anything is started."""
     if simulate is None:
         return
     from moorage.client.errors import rejected
@@ -116,10 +116,10 @@ def _check_fleet(simulate: str | None) -> None:
 
 
 def _check_owners(folder: Path) -> None:
-    """Follow no link and use no file that another user has put there. Raises `Rejected`.
+    """Raise `Rejected` if a link on the way, the folder or a file of ours in it belongs to another user.
 
-    The owner of a folder or a link on the way to a file chooses the file. So the links on the way, the folder, and what
-    stands in it under our names have to be this user's; for others than root root's will do, too, as for /tmp.
+    The owner of a folder or a link on the way to a file chooses the file. Files of ours must belong to this user; links
+    on the way and the folder may also belong to root, as for /tmp.
     """
     user = os.geteuid()
     trusted = {user, 0}
@@ -153,7 +153,8 @@ def _not_ours(path: Path, owner: int) -> Rejected:
 
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock. Raises `ClientError` with already-running."""
+    """Hold the folder's lock. Raises `ClientError` with already-running, and `Rejected` if the folder cannot be
+    used."""
     from moorage.bus.target import UP_FILE, read_up
     from moorage.client.errors import ClientError, client_problem
 

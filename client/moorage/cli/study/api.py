@@ -68,7 +68,7 @@ def api(
 
 
 def _payload(frame: str) -> bytes:
-    """Return the words of the line, or what comes from stdin. Raises `Rejected`."""
+    """Return the frame to send: the argument, or the content of stdin for `-`. Raises `Rejected`."""
     if frame != "-":
         return frame.encode()
     try:
@@ -78,7 +78,7 @@ def _payload(frame: str) -> bytes:
 
 
 def _show(answer: bytes) -> int:
-    """Print the answer. Returns the exit code: that of the first error in it."""
+    """Print the answer. Returns the exit code of the first error in it; 0 if there is none or it is in msgpack."""
     import msgspec
 
     from moorage.client.errors import error_of

@@ -65,8 +65,8 @@ class Tail:
             self._texts.append(line.tail)
 
     async def or_kept(self, reads: Reads, result: Result) -> str:
-        """Return the last lines. If no piece arrived, read those of the attempt that decided the end from its worker,
-        unless that attempt has no exit code.
+        """Return the last lines, at most TAIL_LINES. If no piece arrived, read those of the attempt that decided the
+        end from its worker, unless that attempt has no exit code.
         """
         text = "".join(self._texts)[-TAIL_CHARS_MAX:]
         last = decided(result.changes, result.state)

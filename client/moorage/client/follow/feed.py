@@ -5,7 +5,7 @@ and a request for earlier events. The leader sends each tick's events to the ten
 therefore subscribes to that subject
 
 - while it follows many jobs or waits for them, and
-- while it lingers: for some seconds after it ran a job, or awaited the result of a job that it submitted. It then
+- while it lingers: for LINGER_S after it began to run a job, or to await the result of one that it submitted. It then
   receives all events of the jobs that it submits next, and needs no request for their results. It does not linger if
   nearly all events are of other clients' jobs.
 """
@@ -112,7 +112,7 @@ class Feed:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the server refused the subscription."""
+        """Whether the server refused the subscription, as far as that is known."""
         return self._subscription is not None and self._subscription.refused is not None
 
     def check_permitted(self) -> None:
@@ -135,7 +135,8 @@ class Feed:
     async def linger(self, *, results: bool = False) -> None:
         """Stay subscribed for the next LINGER_S; with `results`, also to the results of handlers.
 
-        The server subscribes the client before it handles what the client sends next.
+        Does nothing if the server refused the subscription, or for CROWDED_OUT_S if too many events were of other
+        clients' jobs. The server subscribes the client before it handles what the client sends next.
         """
         now_s = self._loop.time()
         if self.is_refused:
@@ -179,7 +180,7 @@ class Feed:
             story.is_stale = True
 
     def close(self) -> None:
-        """End the timer. The client is closed, and its subscriptions with it."""
+        """End the timer, and mark expected stories as stale. The client is closed, and its subscriptions with it."""
         if self._timer is not None:
             self._timer.cancel()
         self.refresh()

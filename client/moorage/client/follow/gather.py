@@ -84,7 +84,7 @@ class Gathering(Generic[J]):
         await self._registry.feed.leave(self._names, self)
 
     def refresh(self) -> None:
-        """Ask for all jobs again, as something may have been missed."""
+        """Have the waiting task ask for all jobs again, as something may have been missed."""
         self._is_stale = True
         self._waiting.wake()
 

@@ -63,9 +63,10 @@ async def read_page(
     offset: int,
     limit: int = LOG_PAGE_BYTES_MAX,
 ) -> LogPage:
-    """Read one page of stored output. Retries while the worker is overloaded.
+    """Return one page of stored output. Tries at most OVERLOADED_TRIES_MAX times while the worker is overloaded.
 
-    Raises `NoOutput`, `NotFound`, and what `show` raises.
+    `attempt` None means the newest one. A negative `offset` counts from the end of the stream. Raises `NoOutput`,
+    `NotFound`, `Overloaded`, and what `show` raises.
     """
     arguments: dict[str, Any] = {"job": job, "replica": replica, "stream": stream, "offset": offset, "limit": limit}
     if attempt is not None:
@@ -82,16 +83,17 @@ async def read_page(
 
 
 def piece_of(page: LogPage) -> Piece:
-    """Return a page as a piece. If the stored output was cut off there, the piece does not count as the last one."""
+    """Return a page as a piece. Its `end` is false if the stored output was cut off there."""
     text = page.text if page.data is None else page.data.decode(errors="replace")
     end = page.over and not page.truncated
     return Piece(page.replica, page.attempt, page.stream, page.offset, text, end, page.next, page.data)
 
 
 async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
-    """Return the end of an attempt's output, stdout before stderr; "" for a stream that is not available.
+    """Return the end of an attempt's output, at most `chars_max` bytes of each stream; "" if a stream is not available.
 
-    It raises no error: the caller reports how the job ended, with or without its output.
+    Stdout comes before stderr. It raises no `ClientError`: the caller reports how the job ended, with or without its
+    output.
     """
 
     async def text_of(stream: StreamName) -> str:
@@ -178,7 +180,7 @@ class Joiner:
                     yield piece
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
-        """Yield the stored output of an attempt that was not yielded yet, stdout before stderr."""
+        """Yield the stored output of an attempt that was not yielded yet, stdout first. Errors go to `trouble`."""
         for stream in STREAMS:
             async for piece in self._up_to((replica, attempt, stream), None):
                 yield piece
@@ -266,7 +268,7 @@ class Joiner:
 
 
 def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
-    """Return each replica's newest attempt, from an answer of `show`; None for a replica whose attempt is unknown."""
+    """Return each replica's newest attempt, from an answer of `show`: 0 before the first, None if unknown."""
     if "replica_states" in shown:
         return {row["replica"]: row["attempt"] for row in shown["replica_states"]}
     newest: dict[int, int | None] = {}

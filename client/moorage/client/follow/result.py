@@ -16,9 +16,9 @@ class Result(msgspec.Struct, frozen=True):
     """How a job ended. `changes` are the transitions that were seen, in order.
 
     `code` is the exit status of the attempt that decided the job's end: minus the signal if negative, 0 if all replicas
-    succeeded, None if no attempt ran. `value` is the return value of a handler, or a list of them if the job has
-    several replicas; None for other jobs, and if the handler returned none. Only `run` sets `stdout`, `stderr` and
-    `lost_bytes`, the number of bytes known to be missing in them.
+    succeeded, None if none is known, as when no attempt ran or its worker was lost. `value` is the return value of a
+    handler, or a list of them if the job has several replicas; None for other jobs, and if the handler returned none.
+    Only `run` sets `stdout`, `stderr` and `lost_bytes`, the number of bytes known to be missing in them.
     """
 
     job: str

@@ -25,7 +25,7 @@ class Seen:
 
     @property
     def known_result(self) -> Result | None:
-        """How the job ended, if this client has seen that; else None. Sends nothing and never raises."""
+        """How the job ended, if `result` or a wait for several jobs found that by this handle; else None."""
         return self._result
 
     def _saw(self, event: Event) -> None:

@@ -101,9 +101,10 @@ class Following:
 
     `heard` is the story of a job that the client submitted while it lingered: it has all events so far, so the leader
     need not be asked. `to_submit` is a request that will be submitted once this is open: then the leader need not be
-    asked either, and the request's `events` choose the subject. Without both the leader is asked first. `driver` is the
-    job's driver, if it is known. With `ahead`, opening takes no round trip; the caller sends a request next. `at_end`
-    is for readers that only need the end of the job: they are woken less often. `saw` is called with each new event.
+    asked either, and the request's `events` choose the subject. Without either the leader is asked first. `driver` is
+    the job's driver, if it is known. With `ahead`, opening takes no round trip; the caller sends a request next.
+    `at_end` is for readers that only need the end of the job: they are woken less often. `saw` is called with each new
+    event.
     """
 
     def __init__(
@@ -209,16 +210,16 @@ class Following:
         return True
 
     def refresh(self) -> None:
-        """Ask for the job again, as events may have been missed."""
+        """Have the reader ask for the job again, as events may have been missed."""
         self.story.is_stale = True
         self._waiting.wake()
 
     # -- what the reader takes
 
     async def begin(self, timeout_s: float | None = None) -> list[Event]:
-        """Return the events of the job so far. From now on it is followed for at most `timeout_s`.
+        """Return the events of the job so far. From now on it is followed for at most `timeout_s`; None: no limit.
 
-        Raises `NotFound`, `NoScheduler`, `NotPermitted`.
+        Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
@@ -309,7 +310,7 @@ class Following:
             raise too_late(self.story.job, self.story.state, self._timeout_s) from None
 
     async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of `answer`."""
+        """Send a request as `answer` does, and return only the `data` of the answer frame."""
         data: dict[str, Any] = (await self.answer(verb, arguments)).data
         return data
 

@@ -70,7 +70,7 @@ class Watch:
 
     @property
     def state(self) -> str:
-        """The last state that was received."""
+        """The last state that was received; "" before the first."""
         return self._following.story.state
 
     @property
@@ -83,7 +83,7 @@ class Watch:
         return self._following.story.result(self._following.shown)
 
     async def open(self) -> None:
-        """Subscribe to the job's events, and to its output. Raises `NotPermitted`."""
+        """Subscribe to the job's events and, if asked for, to its output. Raises `NotPermitted`."""
         await self._following.open()
         if not self._output:
             return
@@ -133,9 +133,9 @@ class Watch:
         return self.follow()
 
     async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
-        """Yield events and output until the job ends, for at most `timeout_s` seconds.
+        """Yield events and, if asked for, output until the job ends, for at most `timeout_s` seconds.
 
-        Raises `TimedOut`, `NotFound`, `NoScheduler`.
+        None means no time limit. Raises `TimedOut`, `NotFound`, `NoScheduler`, `NotPermitted`.
         """
         following, grace_s = self._following, OUTPUT_GRACE_S
         for event in await following.begin(timeout_s):
@@ -183,7 +183,7 @@ class Watch:
             yield each
 
     async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
-        """Yield the output that arrives after the job's last event. Missing output is read from the worker."""
+        """Yield output that arrives after the job's last event. With `past`, missing output is read from the worker."""
         if self.joiner is not None:
             grace_s = min(grace_s, KEPT_GRACE_S)
         ends_s = asyncio.get_running_loop().time() + grace_s

@@ -20,7 +20,8 @@ class Finding(msgspec.Struct, frozen=True, array_like=True):
 
     - `nvml-foreign`: a process (`pid`, short `name`, and `memory_mib` if the driver tells it) uses a device without a
       lease.
-    - `nvml-memory`: `memory_mib` more than its idle baseline is in use on such a device, and no process of it is seen.
+    - `nvml-memory`: `memory_mib` more than its idle baseline is in use on a device without a lease, and no process is
+      seen there.
     - `nvml-missing`: a leased device does not answer.
     """
 

@@ -57,7 +57,8 @@ def used_detail(gpu_ms: int, memory_mib_s: int) -> str:
 
 
 def used_of(detail: str) -> tuple[int, int] | None:
-    """Return GPU milliseconds (or UNKNOWN_MS) and MiB seconds of such a detail; None for any other detail."""
+    """Return GPU milliseconds (or UNKNOWN_MS) and MiB seconds of a detail of `used_detail`; None for any other
+    detail."""
     if not detail.startswith(USED):
         return None
     words = detail[len(USED) :].split(",")
@@ -326,7 +327,7 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - A member that is not held is answered with `withdrawn`.
     - One that is held and has not started is released, and answered with `withdrawn`.
     - One that runs is ended within `grace_s` (null: the job's own grace), and answered with `exited` and `freed`. With
-      `notice_s`, a member that has a checkpoint signal gets that first, and is asked to end so many seconds later.
+      `notice_s`, a member that has a checkpoint signal gets that first, and is asked to end `notice_s` seconds later.
     """
 
     tenant: str

@@ -37,7 +37,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of a function. `name` is that of its attempt, `<job>.<replica>.<fence>`. It is also the last line of
+    """The result of a function. `result` is its name, `<job>.<replica>.<fence>`. This struct is also the last line of
     the attempt's output.
 
     A large `value` is left out. Bytes are in base64. `tail` is the end of what a failed attempt wrote.
@@ -53,8 +53,8 @@ class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
 class Results(msgspec.Struct, frozen=True, tag_field="kind", tag="results"):
     """Results that a worker finished in one turn: a message in the stream of the tenant's bucket.
 
-    Those of at most 2 KiB, and the tails of failed attempts, are also published on `moorage.log.<tenant>.~.0` to
-    everybody who listens there, where they may be lost.
+    Those of at most 2 KiB, and the tails of failed attempts, are also published on `moorage.log.<tenant>.~.0` for
+    all subscribers, and may be lost there.
     """
 
     results: list[ResultLine]

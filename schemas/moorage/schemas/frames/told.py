@@ -49,8 +49,8 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The GPUs of a replica have shown no use for so many `seconds`. Its worker ends it after `ends_s` seconds without
-    use (0: never)."""
+    """The GPUs of a replica have shown no use for this number of `seconds`. Its worker ends the replica after `ends_s`
+    seconds without use (0: never)."""
 
     seconds: int
     ends_s: int = 0
@@ -58,7 +58,10 @@ class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):
-    """What a ledger record changed for one job: its state now, and the transitions since the previous event."""
+    """What a ledger record changed for one job: its state now, and the transitions since the previous event.
+
+    An event without transitions has `waiting`, `enforced` or `idle` instead.
+    """
 
     tenant: str
     job: str
@@ -79,7 +82,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
 
 class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):
-    """A frame with every change of a tenant's jobs, one for each turn of the scheduler."""
+    """A frame with every change of a tenant's jobs in one tick of the scheduler."""
 
     tenant: str
     ledger: int
