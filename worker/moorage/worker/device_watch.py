@@ -1,7 +1,7 @@
 """Apply the devices' health: in the pool, in a file for the next agent, and in the worker's frames.
 
-`device_health` judges the devices; this module carries that out. An unwell device is closed in the pool; placements on
-a device that a foreign process uses are refused. The host's other devices stay in use.
+`device_health` judges the devices; this module carries that out. A device that renewals report as unwell is closed in
+the pool; placements on a device that a foreign process uses are refused. The host's other devices stay in use.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class DeviceWatch:
         return self._settle(now)
 
     def well(self, slots: Sequence[int], n: int, now: float) -> list[int]:
-        """Apply an operator's order that devices are well; return the slots that it is new for."""
+        """Apply an operator's order, numbered `n`, that devices are well; return the slots, [] if it was applied
+        already.
+        """
         news = self.health.well(slots, n)
         self._settle(now)
         return news
@@ -110,7 +112,7 @@ class DeviceWatch:
                 raise refuse("failed-precondition", f"foreign: GPU {slot} is used by {self._foreign[slot]}")
 
     def shown(self, state: SlotState, reading: SlotReading, now: float) -> tuple[str, str, str]:
-        """Return health, foreign process and detail, for the load frame."""
+        """Return health, foreign process ("" for none) and detail, for the load frame."""
         foreign = self._foreign.get(state.slot, "") if state.sharers else self._foreign_of(state, reading)
         verdict = self.health.verdict(state.slot, now)
         if verdict.kind != "ok":
@@ -123,7 +125,7 @@ class DeviceWatch:
         return "ok" if reading.health == "ecc" else reading.health, foreign, ""
 
     def _foreign_of(self, state: SlotState, reading: SlotReading) -> str:
-        """Return the first process that no lease explains; the processes of a lease to a local process are unknown."""
+        """Return the first process that no lease explains; "" for none, and for a device that a local claim has."""
         if not reading.processes or state.local:
             return ""
         ours: Container[int] = (os.getpid(),)
@@ -132,7 +134,7 @@ class DeviceWatch:
         return reading.foreign(ours)
 
     def _write(self) -> None:
-        """Store the records; after a failure the next reading tries again."""
+        """Store the records. A failure is logged once, and the next reading tries again."""
         if self._file is None:
             self.health.changed = False
             return

@@ -140,7 +140,7 @@ class Vm:
         self._listens.start()
 
     def wait_until_up(self, seconds: float) -> None:
-        """Return once the guest's first process has opened the ports. If it does not in time, end QEMU and raise NotUp."""
+        """Return once the guest's first process has opened the ports. Else end QEMU and raise NotUp."""
         port, ends_s = self.ports["job"], time.monotonic() + seconds
         port.settimeout(seconds)
         why = "QEMU ended"
