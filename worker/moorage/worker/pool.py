@@ -170,7 +170,7 @@ class GpuPool:
     def take_again(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
         """Take slots for a member that runs on them already, whatever `lent` says now.
 
-        Unknown slots are left out. Raises SlotsRefused for a slot that another member has.
+        Unknown slots are left out. Raises SlotsRefused for a slot that another lease has alone or in another mode.
         """
         wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
         if taken := tuple(slot for slot in wanted if not self._table.joins(slot, mode, guest)):
