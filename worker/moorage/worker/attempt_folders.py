@@ -69,10 +69,10 @@ class FolderUnavailable(HostAtFault):
 
 
 class AttemptFolders:
-    """The folders of one driver's attempts, below a folder named `owner`. Call `begin` with the living members, then
-    `run`.
+    """The folders of one driver's attempts, below a folder named `owner`.
 
-    `is_mounted`: containers get the folders by a mount, so users of the host need not reach them.
+    Call `begin` with the living members, then `run`. `is_mounted`: containers get the folders by a mount, so users of
+    the host need not reach them.
     """
 
     def __init__(self, settings: WorkerSettings, owner: str, *, is_mounted: bool = False) -> None:
@@ -275,8 +275,9 @@ def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
 
 
 def owner_ids(user: str | None) -> tuple[int, int] | None:
-    """Return uid and gid of the user that runs a job; None for the agent's own user (`user` None, too) and for an
-    unknown user.
+    """Return uid and gid of the user that runs a job; None for the agent's own user and for an unknown user.
+
+    `user` None is the agent's own.
     """
     try:
         ids = None if user is None else resolve_user(user)

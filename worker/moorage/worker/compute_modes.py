@@ -77,11 +77,10 @@ class ComputeModes:
         self._changed = past if past is not None and past.boot == boot else _Changed(boot)
 
     async def open(self, uuids: Sequence[str], *, has_mps: bool) -> None:
-        """Set mode and slice length on these GPUs if the worker offers time-slice; else restore what an earlier agent
-        set.
+        """Set mode and slice length on these GPUs if the worker offers time-slice.
 
-        Without `has_mps` the worker runs no MPS daemons any more: GPUs that such a daemon used are restored. Faults are
-        logged and not raised.
+        Otherwise restore what an earlier agent set. Without `has_mps` the worker runs no MPS daemons any more: GPUs
+        that such a daemon used are restored. Faults are logged and not raised.
         """
         self._shared = frozenset(uuids if self._shares else ())
         await self._in_time(self._open(uuids, has_mps))

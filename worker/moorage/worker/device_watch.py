@@ -84,8 +84,9 @@ class DeviceWatch:
         return self._settle(now)
 
     def well(self, slots: Sequence[int], n: int, now: float) -> list[int]:
-        """Apply an operator's order, numbered `n`, that devices are well; return the slots, [] if it was applied
-        already.
+        """Apply an operator's order, numbered `n`, that devices are well, and return the slots.
+
+        Return [] if the order was applied already.
         """
         news = self.health.well(slots, n)
         self._settle(now)

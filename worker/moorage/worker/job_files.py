@@ -144,8 +144,7 @@ class JobFiles:
             raise NotKept(error.problem.message) from None
 
     def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event) -> int:
-        """Write a tar file of the matching files, until `stopped`; return how many files it has. Raises NotKept,
-        OSError.
+        """Write a tar file of the matching files, until `stopped`; return how many. Raises NotKept and OSError.
 
         The agent can read files that the job cannot. So links are not followed, and only files of the folder's owner
         are read.

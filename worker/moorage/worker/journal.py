@@ -327,8 +327,7 @@ class Journal(MemoryJournal):
         return file
 
     def _read(self, data: bytes) -> int:
-        """Fold the records up to the first incomplete or damaged one, and return the size of the file up to there in
-        bytes.
+        """Fold the records up to the first incomplete or damaged one; return the size of the file up to there.
 
         Raises JournalUnreadable for a newer release's record.
         """

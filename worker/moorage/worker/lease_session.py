@@ -109,9 +109,7 @@ class LeaseSession:
         return again
 
     def join_refused(self, now: float) -> None:
-        """Record that the pending join was refused: the next one has a new number and is due later, each time later
-        still.
-        """
+        """Record that the pending join was refused: the next one has a new number, and waits longer each time."""
         self.joins_unanswered = -1  # this join was answered; the next one raises the count to 0
         self.join_refused_s = min(max(self.join_refused_s * 2, JOIN_REFUSED_RETRY_S_FIRST), JOIN_REFUSED_RETRY_S_MAX)
         self.join_at_s = now + self.join_refused_s
@@ -149,8 +147,7 @@ class LeaseSession:
         return n in self.sent_s
 
     def renewed(self, n: int) -> None:
-        """Record the answer to the pending renewal `n`: it moves the lease's end. Earlier renewals wait for none any
-        more.
+        """Record the answer to the pending renewal `n`: it moves the lease's end. Earlier renewals are dropped.
 
         Raises KeyError unless `awaits_renewal(n)`.
         """

@@ -283,9 +283,7 @@ class Members:
         return None
 
     def _give_up_if_in_vain(self, problem: Problem) -> None:
-        """Give up if another worker keeps the id: a lost worker would have freed it by now. Never while members are
-        held.
-        """
+        """Give up if another worker keeps the id, but not while members are held: a lost worker would have freed it."""
         again_s = problem.retry_after_s
         waited_s = self._now - self._refused_since_s
         if problem.code == "worker-id-in-use" and again_s and waited_s > ID_FREE_AFTER * again_s and not self.held:

@@ -66,8 +66,9 @@ class MemoryFolder:
             self.path.rmdir()
 
     def _fault(self) -> str:
-        """Return why the folder must not have secrets, "" if it may. Raises OSError, and NoMemory if it is another
-        user's.
+        """Return why the folder must not have secrets, "" if it may.
+
+        Raises OSError, and NoMemory if it is not a folder of this user with mode 0700.
         """
         about = self.path.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != 0o700:

@@ -95,9 +95,7 @@ class MemoryGuard:
         return bool(guardable and self._inventory.devices()) and any(d.tells_processes for d in self._drivers.values())
 
     async def run(self) -> None:
-        """Check the devices until cancelled; return at once if there is nothing to guard. A failed check does not
-        raise.
-        """
+        """Check the devices until cancelled; return at once if there is nothing to guard. A fault is not raised."""
         looked_s = self._shell.now()
         while self._runs:
             await asyncio.sleep(self._pause_s())
@@ -121,7 +119,7 @@ class MemoryGuard:
         return bool(self.why_not or any(self._failed.values()) or self._granted())
 
     def _granted(self) -> dict[int, list[Member]]:
-        """Return the members with a limited part of shared devices, by slot, without those not yet placed or ended."""
+        """Return the members with a limited part of shared devices, by slot, without claimed and exited members."""
         found: dict[int, list[Member]] = {}
         for member in self._held.values():
             if _grant_mib(member) and member.phase not in ("claimed", "exited"):

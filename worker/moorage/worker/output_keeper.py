@@ -132,11 +132,11 @@ class OutputKeeper:
         return ended_ms / 1000 <= cleared_s + SWEEP_S
 
     async def page(self, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
-        """Return a page of the kept output of a member with this key; an empty one if there is no file and none is
-        missing.
+        """Return a page of the kept output of a member with this key; without a file, an empty page.
 
-        Raises Refused (`not-kept`) if the file may have been deleted or cannot be read. `is_over` was determined before
-        this call: then the file is complete. A member that is not over in the ledger may be about to start here.
+        Raises Refused (`not-kept`) if the file cannot be read, or is not there and may have been deleted. `is_over`
+        says whether the file was complete before this call. A member that is not over in the ledger may be about to
+        start here.
         """
         path = output_path(self._state, key, _STREAM_OF[ask.stream])
         try:
@@ -167,8 +167,9 @@ class OutputKeeper:
             self._soon.clear()
 
     async def sweep(self) -> int:
-        """Delete output that exceeds the limits; return of how many members. An error of the disk is logged: then it is
-        0.
+        """Delete output that exceeds the limits; return of how many members.
+
+        An error of the disk is logged, and then it is 0.
         """
         ended, self._ended = self._ended, {}
         try:

@@ -116,10 +116,9 @@ class SlotTable:
         return "sharers-full" if len(slot.holders) >= self.sharers_max[mode] else None
 
     def fitting(self, wanted: Collection[int] | None, mode: Sharing) -> int | None:
-        """Return the slot that a claim gets now: one that is shared in its mode already, else the first free one, else
-        None.
+        """Return the slot that a claim gets now: one that is shared in its mode already, else the first free one.
 
-        `wanted` are the acceptable positions; None for any.
+        None if no slot fits. `wanted` are the acceptable positions; None for any.
         """
         if mode != "exclusive":
             for position, slot in enumerate(self.slots):

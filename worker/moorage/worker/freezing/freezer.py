@@ -114,10 +114,9 @@ class Freezer:
         return outcome, why
 
     async def resume(self, name: MemberName) -> tuple[Outcome, str]:
-        """Let the processes of an attempt run on, and forget it. Return the result, and why they cannot run ("" if they
-        run).
+        """Let the processes of an attempt run on, and forget it. Return the result, and why not all run.
 
-        An attempt that is not frozen here stays as it is, and the result is "running".
+        The reason is "" if they run. An attempt that is not frozen here stays as it is, and the result is "running".
         """
         entry = self._entries.get(name)
         if entry is None:

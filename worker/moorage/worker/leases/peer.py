@@ -48,10 +48,10 @@ def watch(pidfd: int) -> asyncio.Future[None]:
 
 
 def listen_alone(path: Path, gid: int | None) -> socket.socket:
-    """Return a socket that listens on `path`, and replace an abandoned one there. Raises OSError: EADDRINUSE if an
-    agent listens there.
+    """Return a socket that listens on `path`, and replace an abandoned one there.
 
-    `gid` is the group that may connect besides this user; None for this user alone.
+    `gid` is the group that may connect besides this user; None for this user alone. Raises OSError: EADDRINUSE if an
+    agent listens there.
     """
     with open_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(f"{folder}/{path.name}") == 0:

@@ -57,8 +57,9 @@ class Returning:
         self._freeing.clear()
 
     def overdue(self, holder: Holder) -> None:
-        """Quarantine the devices of a holder whose deadline has passed, until they are given back and free, or until
-        `stays`.
+        """Quarantine the devices of a holder whose deadline has passed.
+
+        The quarantine ends when they are given back and free, or by `stays`.
         """
         asked = holder.asked_back
         for slot in holder.slots:

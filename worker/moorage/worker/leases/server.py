@@ -149,9 +149,7 @@ class LeaseServer:
                 self._ask_back(holder, AskedBack(reason, boottime_s() + IDLE_BACK_S), IDLE_BACK_S)
 
     async def leave(self, reason: str, within_s: float) -> None:
-        """Lend nothing more, ask for all leases, and wait at most `within_s` seconds until holders have given them
-        back.
-        """
+        """Lend nothing more, ask for all leases, and wait until holders have given them back, at most `within_s`."""
         self._refuse(reason)
         self.ask_back(reason, within_s)
         with contextlib.suppress(TimeoutError):
@@ -186,8 +184,9 @@ class LeaseServer:
                 holder.writer.close()
 
     async def close(self) -> None:
-        """Close every connection, so holders learn that their leases are gone. The pool gets all devices back,
-        unchecked.
+        """Close every connection, so holders learn that their leases are gone.
+
+        The pool gets all devices back, unchecked.
         """
         self._closing = self._closing or "the agent stops"
         self._closed = True

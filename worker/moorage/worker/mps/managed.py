@@ -404,8 +404,9 @@ class ManagedMps:
         """Do nothing: `on_listed` follows and reports that all daemons have ended."""
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        """Take over the listed daemons that run, and end those that no GPU needs. A daemon that is not listed has
-        ended.
+        """Take over the listed daemons that run, and end those that no GPU needs.
+
+        A daemon that is not listed has ended.
         """
         states = {key: event for key, _, event in listed}
         for gpu in self._gpus.values():

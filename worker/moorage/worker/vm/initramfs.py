@@ -22,11 +22,10 @@ _END: Final = "TRAILER!!!"
 
 
 def write(into: BinaryIO, base: Path, folder: str) -> None:
-    """Write the operator's initramfs `base`, then moorage's additions. /work gets the contents of `folder`; "" for
-    none.
+    """Write the operator's initramfs `base`, then moorage's additions.
 
-    Of the folder, only files, folders and symbolic links are written. No process may write to the folder meanwhile.
-    Raises OSError, also for a file that is too large.
+    /work gets the contents of `folder`; "" for none. Of the folder, only files, folders and symbolic links are written.
+    No process may write to the folder meanwhile. Raises OSError, also for a file that is too large.
     """
     with base.open("rb") as source:
         shutil.copyfileobj(source, into)

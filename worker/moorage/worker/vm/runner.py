@@ -101,8 +101,9 @@ class Asked(Exception):
 
 
 class Vm:
-    """QEMU with one guest. Making it starts QEMU, or raises NotUp. `wait_until_up` waits for the guest, `close` ends
-    it.
+    """QEMU with one guest. Making it starts QEMU, or raises NotUp.
+
+    `wait_until_up` waits until the guest has booted, `close` ends it.
     """
 
     def __init__(self, plan: Plan, accelerator: str, initrd: int, kept: int | None = None) -> None:
