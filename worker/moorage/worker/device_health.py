@@ -110,7 +110,7 @@ class DeviceHealth:
     # ------------------------------------------------------------------------------------------------ what is seen
 
     def read(self, slot: int, reading: SlotReading, now: float) -> None:
-        """Take one reading of a device: lasting faults, new uncorrected memory errors, and whether it answers."""
+        """Handle one reading of a device: lasting faults, new uncorrected memory errors, and whether it answers."""
         record, faults = self._records[slot], reading.faults
         if reading.uncorrected_errors > record.errors:
             record.errors = reading.uncorrected_errors
@@ -138,7 +138,7 @@ class DeviceHealth:
         self._forget(slot, now)
 
     def happened(self, slot: int, fault: Fault, now: float) -> None:
-        """Take a fault of a device: as an event, or from a reading. Does nothing below `Gravity.FAILED`.
+        """Handle a fault of a device: as an event, or from a reading. Does nothing below `Gravity.FAILED`.
 
         It is one more failure only if the device was without a fault before.
         """

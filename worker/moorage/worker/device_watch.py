@@ -68,7 +68,7 @@ class DeviceWatch:
     # ---------------------------------------------------------------------------------------- what is seen and heard
 
     def seen(self, readings: Sequence[SlotReading], now: float) -> bool:
-        """Take a reading of every device; return whether `told` has changed."""
+        """Handle a reading of every device; return whether `told` has changed."""
         for slot, reading in enumerate(readings):
             self.health.read(slot, reading, now)
         self._foreign = {}
@@ -79,7 +79,7 @@ class DeviceWatch:
         return self._settle(now)
 
     def happened(self, slot: int, fault: Fault, now: float) -> bool:
-        """Take an event of a device; return whether `told` has changed."""
+        """Handle an event of a device; return whether `told` has changed."""
         self.health.happened(slot, fault, now)
         return self._settle(now)
 

@@ -52,7 +52,7 @@ class IdleWatch(Generic[K]):
     def read(
         self, holders: Mapping[K, tuple[str, Sequence[int]]], readings: Sequence[SlotReading], now_s: float
     ) -> dict[K, Idle]:
-        """Take a reading of each slot, and return the holders to warn about or to end. `now_s` is in seconds.
+        """Handle a reading of each slot, and return the holders to warn about or to end. `now_s` is in seconds.
 
         `holders` have their devices alone; each has its tenant and slots. A holder is returned after each `warn_s`
         without use, once when it is to end, and not again after that.
@@ -102,7 +102,7 @@ class IdleJobs:
         self._watch = IdleWatch[MemberName](warn_s, reclaim_s)
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> IdleSeen | None:
-        """Take a reading of each slot. Return the members to warn about or to end; None if there are none."""
+        """Handle a reading of each slot. Return the members to warn about or to end; None if there are none."""
         alone = {
             name: (member.tenant, member.slots)
             for name, member in self._held.items()
@@ -128,7 +128,7 @@ class UnusedJobs:
         self._watch = IdleWatch[MemberName](0, {qos: after_s(qos) for qos in QOS})
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
-        """Take a reading of each slot. Return the members to freeze, lowest `qos` first, then idlest; None for none."""
+        """Handle a reading of each slot. Return the members to freeze: lowest `qos` first, then idlest; None if none."""
         alone = {
             name: (member.request.qos, member.slots)
             for name, member in self._held.items()

@@ -3,7 +3,7 @@
 It is one append-only file. The same function folds its records into a small state when they are written and when they
 are read, and the file is rewritten from that state once it has grown. A record is a 4-byte length, the CRC-32 of its
 body and the body, big endian; the body is a msgpack array that starts with the record's kind. A torn end after a crash
-is cut off and counted.
+is cut off; `torn_bytes` is its size.
 
 Only joins and rewritten files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
 boot id is new, so no earlier member is taken over. Only the join number must keep growing in that case, too.

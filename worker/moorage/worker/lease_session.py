@@ -118,7 +118,7 @@ class LeaseSession:
     def joined(self, frame: Joined) -> None:
         """Begin the session.
 
-        Its lease counts from the *first* sending of this join: the earliest that it can answer.
+        Its lease lasts from the *first* sending of this join, the earliest that the frame can answer.
         """
         self.phase = "live"
         self.session = frame.session

@@ -1,7 +1,7 @@
 """Define the messages into the worker's state machine (events) and out of it (commands).
 
 The leader's frames are events too: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are seconds of
-CLOCK_BOOTTIME, which also counts while the machine is suspended (clock_gettime(2)). Slots are positions in hello's
+CLOCK_BOOTTIME, which also advances while the machine is suspended (clock_gettime(2)). Slots are positions in hello's
 `gpu_pool`. Events and commands have lists, so that a turn with a thousand members needs only a few objects.
 """
 

@@ -31,7 +31,8 @@ class OutputReader:
         self._reading = 0
 
     def on_asked(self, delivery: Delivery) -> None:
-        """Take a request of the leader for a page, and answer it later; with "overloaded" at once if too many are read.
+        """Handle a request of the leader for a page, and answer it later; with "overloaded" at once if
+        `LOG_READS_MAX` pages are being read.
 
         A request without a reply subject is dropped.
         """

@@ -152,7 +152,7 @@ class GpuPool:
     # ------------------------------------------------------------------------------------------------ placements
 
     def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
-        """Take all of `slots` for a placement, or raise SlotsRefused with the reason and take nothing. Never waits.
+        """Claim all of `slots` for a placement, or raise SlotsRefused with the reason and claim nothing. Never waits.
 
         `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted. A `guest` gets
         slots that another placement has alone, one guest for each slot. The caller must know that this placement is
@@ -168,7 +168,7 @@ class GpuPool:
         return PoolLease(self, number, wanted, mode, holder)
 
     def take_again(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
-        """Take slots for a member that runs on them already, whatever `lent` says now.
+        """Claim slots for a member that runs on them already, whatever `lent` says now.
 
         Unknown slots are left out. Raises SlotsRefused for a slot that another lease has alone or in another mode.
         """

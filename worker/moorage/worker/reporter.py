@@ -223,7 +223,7 @@ class Reporter:
                 self._shell.enqueue(event)
 
     def _on_fault(self, slot: int, fault: Fault) -> None:
-        """Take a fault that a device reports by itself."""
+        """Handle a fault that a device reports by itself."""
         level: Literal["info", "error"] = "info" if fault.gravity == Gravity.NOTE else "error"
         self._shell.say(Log(level, "device-fault", f"GPU {slot} ({self.devices[slot].uuid}): {fault.detail}"))
         if self.watch.happened(slot, fault, self._shell.now()):

@@ -86,8 +86,8 @@ class Worker:
     async def stop(self) -> None:
         """Close everything. Jobs with a supervisor run on, unless the state folder is gone; other jobs are ended first.
 
-        Before it is closed, each agent without a job or lease says goodbye, so that the scheduler need not wait until
-        its session is over.
+        Each agent without a job or lease says goodbye before that, so that the scheduler need not wait until its
+        session is over.
         """
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)

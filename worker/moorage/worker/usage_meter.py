@@ -31,7 +31,7 @@ class UsageMeter:
         self._read_s = 0.0
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> Metered | None:
-        """Take a reading of each slot.
+        """Handle a reading of each slot.
 
         Return what was used since the last reading by the jobs that ran at both; None if nothing was measured.
         """

@@ -135,7 +135,7 @@ class LeaseServer:
         holder.overdue = asyncio.get_running_loop().call_later(within_s, self._returning.overdue, holder)
 
     def seen(self, readings: Sequence[SlotReading], now_s: float) -> None:
-        """Take a reading of each slot: log a lease whose devices show no use, then ask it back as the settings say.
+        """Handle a reading of each slot: log a lease whose devices show no use, then ask it back as the settings say.
 
         Only exclusive leases are watched. Without `idle` this does nothing.
         """

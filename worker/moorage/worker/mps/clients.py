@@ -48,12 +48,12 @@ class MpsClients:
             await self.mps.close()
 
     def admit(self, member: Member) -> None:
-        """Take a member as a client if it shares by mps. Raises Refused if it cannot share here, or not now."""
+        """Accept a member as a client if it shares by mps. Raises Refused if it cannot share here, or not now."""
         if self.mps is not None:
             self.mps.admit(member, self._uid_of(member))
 
     def admit_again(self, member: Member) -> None:
-        """Take a member that an earlier agent has started, as a client if it shares by mps."""
+        """Accept a member that an earlier agent has started as a client, if it shares by mps."""
         if self.mps is not None:
             self.mps.admit_again(member, self._uid_of(member))
 

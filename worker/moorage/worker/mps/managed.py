@@ -136,7 +136,7 @@ class ManagedMps:
     # -------------------------------------------------------------------------------------------- members come and go
 
     def admit(self, member: Member, uid: int | None) -> None:
-        """Take a member as a sharer of its GPU. Raises Refused if it cannot share by mps here, or not now.
+        """Accept a member as a sharer of its GPU. Raises Refused if it cannot share by mps here, or not now.
 
         Does nothing for a member that does not share by mps. `uid` is the user that it will run as; None if its driver
         cannot tell, and then it is refused.
@@ -164,7 +164,7 @@ class ManagedMps:
         self._sharers[member.name] = sharer
 
     def admit_again(self, member: Member, uid: int | None) -> None:
-        """Take as a sharer a member that an earlier agent started. Do nothing if it does not share by mps."""
+        """Accept as a sharer a member that an earlier agent started. Do nothing if it does not share by mps."""
         if member.place.mode == MPS and len(member.slots) == 1 and (gpu := self._gpus.get(member.slots[0])):
             limits = _limits_of(member.request.effective_gpu or GpuSpec(), gpu.device)
             self._sharers[member.name] = _Sharer(gpu.slot, uid, limits, joined=True)
