@@ -128,7 +128,7 @@ class UnusedJobs:
         self._watch = IdleWatch[MemberName](0, {qos: after_s(qos) for qos in QOS})
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
-        """Handle a reading of each slot. Return the members to freeze: lowest `qos` first, then idlest; None if none."""
+        """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""
         alone = {
             name: (member.request.qos, member.slots)
             for name, member in self._held.items()
