@@ -88,8 +88,8 @@ class LeaseArbiter:
     `works` are 1..`WORKS_MAX`, in the order in which they get helpers. `helpers_max` bounds the helpers that run at
     once, None for as many as the pool has slots. A round happens every `round_s` seconds, and at once when a piece
     begins to wait, when a worker is done, when a helper is done and no piece waits, and at `wake()`; a round starts at
-    most one helper. `wait` waits
-    for the event or that many seconds, whichever is first: for tests, and for clocks other than the loop's.
+    most one helper. `wait` waits for the event or that many seconds, whichever is first: for tests, and for clocks
+    other than the loop's.
 
     An error of a work's own worker ends the job: the other works are cancelled, and so is the block itself; the block
     then raises the errors as an ExceptionGroup, as asyncio.TaskGroup does. Cancelling the task that runs the block ends

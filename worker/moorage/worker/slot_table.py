@@ -177,7 +177,7 @@ class SlotTable:
         return record
 
     def release(self, number: int) -> tuple[int, ...]:
-        """End a lease and return its slots. Raises PoolCorrupted if it has ended already."""
+        """End a lease and return its slots. Raises PoolCorrupted if it was released already."""
         record = self.step(number, "released")
         del self.leases[number]
         for position in record.slots:

@@ -159,8 +159,8 @@ class LeaseServer:
     def drain(self, draining: bool) -> None:
         """With True, lend nothing more and ask for all leases within `DRAIN_S`. With False, end that: lend again.
 
-        Then the deadlines of the drain have no effect any more; holders are not told. Does nothing if the server lends
-        nothing for another reason.
+        Then the deadlines of the drain have no effect any more; holders get no message. Does nothing if the server
+        lends nothing for another reason.
         """
         if draining and not self._closing:
             self._refuse(DRAINED)
