@@ -224,7 +224,7 @@ class Agent:
     # ---------------------------------------------------------------------------------------------- life of an agent
 
     async def open(self) -> None:
-        """Open the drivers, take over the members that they still run, and join. Raises a driver's MoorageError."""
+        """Open the drivers, take over the members that they still run, and join. Raises a part's MoorageError."""
         living: dict[MemberName, tuple[Driver, Living]] = {}
         for driver in self.drivers.values():
             driver.attach(self.enqueue, self._publish)
@@ -249,13 +249,14 @@ class Agent:
             closing.push_async_callback(self.clients.close)
 
     def leave(self) -> None:
-        """End all jobs, report their ends, and say goodbye; then set `left`."""
+        """Begin to end all jobs, report their ends, and say goodbye. `left` is set at the end of it."""
         self.enqueue(Leave())
 
     def leave_if_idle(self) -> None:
-        """Say goodbye at once if there is no job or lease here, and then set `left`.
+        """Say goodbye at once and set `left` if there is no job or lease here and the session is live.
 
-        It is one step, so a placement that arrives later is refused; it is never started only to be ended.
+        Otherwise do nothing. It is one step, so a placement that arrives later is refused; it is never started only to
+        be ended.
         """
         if self._is_open:
             self.run()
@@ -330,7 +331,7 @@ class Agent:
             self.enqueue(_Answer(cast(AnswerVerb, verb), int(number), delivery.data))
 
     def _event_of(self, item: Event | Delivery | _Answer) -> Event | None:
-        """Decode an item of the queue. Return None if it is no valid frame."""
+        """Return the event of an item in the queue; None if it is no valid frame."""
         try:
             if isinstance(item, Delivery):
                 return _decode_wanted(item.data)
@@ -345,7 +346,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------------------ a turn
 
     def run(self) -> None:
-        """Handle everything in the queue."""
+        """Handle everything in the queue. Does nothing before `open` has returned, as `finish`."""
         if not self._is_open:
             return
         now = self.host.now()

@@ -87,8 +87,9 @@ class LeaseArbiter:
 
     `works` are 1..`WORKS_MAX`, in the order in which they get helpers. `helpers_max` bounds the helpers that run at
     once, None for as many as the pool has slots. A round happens every `round_s` seconds, and at once when a piece
-    begins to wait, when a worker or helper is done, and at `wake()`; a round starts at most one helper. `wait` waits
-    for the event or that many seconds, whichever is first: for tests, and for clocks other than the loop's.
+    begins to wait, when a worker is done, when a helper is done and no piece waits, and at `wake()`; a round starts at
+    most one helper. `wait` waits for the event or that many seconds, whichever is first: for tests, and for clocks
+    other than the loop's.
 
     An error of a work's own worker ends the job: the other works are cancelled, and so is the block itself; the block
     then raises the errors as an ExceptionGroup, as asyncio.TaskGroup does. Cancelling the task that runs the block ends
@@ -211,7 +212,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 class Pieces(Generic[T]):
-    """A work of similar pieces: `handle(piece, lease)` does one, on any GPU.
+    """A work of similar pieces: `handle(piece, lease)` does one piece, on any GPU.
 
     `put` pieces in (at most `waiting_max` wait), then `close`. The own worker ends when every piece is done, including
     pieces that a helper handed back. A piece is done once, but it is begun again if a helper failed or was cancelled in

@@ -38,7 +38,8 @@ class AttemptFiles:
     async def bring(self, name: MemberName, address: str, ids: tuple[int, int] | None) -> None:
         """Unpack the files at this address into the attempt's folder, for the owner `ids`.
 
-        Raises FilesUnavailable if this worker cannot have them now, else FilesRefused.
+        Raises FilesUnavailable if this worker cannot have them now, FilesRefused if no worker can. With `ids` None the
+        files belong to the agent's user.
         """
         if self._files is None:
             raise FilesUnavailable("this worker has no folders for jobs")
@@ -49,7 +50,7 @@ class AttemptFiles:
         return bool(self._folders.keep(name))
 
     def hurry(self, name: MemberName, grace_s: float) -> bool:
-        """Limit the storing of an attempt's files to `grace_s`; return False if no storing is under way."""
+        """Stop the storing of an attempt's files in `grace_s` seconds; return False if no storing is under way."""
         storing = self._storing.get(name)
         if storing is not None:
             asyncio.get_running_loop().call_later(grace_s, storing.cancel)
@@ -58,8 +59,10 @@ class AttemptFiles:
     def store(self, name: MemberName, code: int, why: str, is_asked: bool) -> Coroutine[Any, Any, tuple[int, str]]:
         """Begin to store the files of an ended attempt, and return a coroutine that waits for it.
 
-        Its result is the attempt's code and reason, also if storing failed. If it is cancelled, storing stops and
-        nothing is reported. `is_asked` is set if the attempt was asked to end: then its grace also limits the storing.
+        Its result is the attempt's code and reason. But if storing failed after an attempt that ended well (code 0),
+        the result is `CODE_NOT_KEPT` and a reason that begins with `NOT_STORED`. If the coroutine is cancelled, storing
+        stops and nothing is reported. `is_asked` is set if the attempt was asked to end: then its grace also limits the
+        storing.
         """
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
         self._storing[name] = asyncio.get_running_loop().create_task(self._keep(name))
@@ -95,7 +98,7 @@ class AttemptFiles:
         return code, why
 
     async def close(self) -> None:
-        """Stop all storing: the next agent does it."""
+        """Stop all storing; the next agent begins it again."""
         for storing in list(self._storing.values()):
             storing.cancel()
             await asyncio.wait((storing,))

@@ -3,7 +3,7 @@
 The path is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, owned by the job's user. A driver of
 containers has a root of its own that other users cannot enter, because its engine mounts the folder. An empty folder is
 removed as soon as its attempt is over. The others stay for `keep_s`, so that a person can read what a job left; the
-oldest are removed earlier if there are too many, or if they would fill the disk.
+oldest are removed earlier if there are too many, and all of them if the disk is full.
 
 Size is measured by du(1) and folders are removed by rm(1): a job may leave a million files, or a tree that is deeper
 than Python can walk, and neither may block the agent's loop or its interpreter lock.
@@ -69,9 +69,10 @@ class FolderUnavailable(HostAtFault):
 
 
 class AttemptFolders:
-    """The folders of one driver's attempts, `owner`. Call `begin` with the living members, then `run`.
+    """The folders of one driver's attempts, below a folder named `owner`.
 
-    `is_mounted`: containers get the folders by a mount, so users of the host need not reach them.
+    Call `begin` with the living members, then `run`. `is_mounted`: containers get the folders by a mount, so users of
+    the host need not reach them.
     """
 
     def __init__(self, settings: WorkerSettings, owner: str, *, is_mounted: bool = False) -> None:
@@ -96,13 +97,13 @@ class AttemptFolders:
         return self._keep.get(name, [])
 
     def grace_s(self, name: MemberName) -> float:
-        """Return the grace that an attempt gets if it must end."""
+        """Return the grace in seconds that an attempt gets if it must end; a default for an unknown attempt."""
         return self._living.get(name, _GRACE_S)
 
     def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
-        """Make the folder of an attempt and return its path; the agent owns it until `give`.
+        """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
-        Raises FolderUnavailable.
+        The agent owns it until `give`. `keep` are the patterns of the files to store. Raises FolderUnavailable.
         """
         path = self.path(name)
         for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: they would be removed
@@ -128,7 +129,10 @@ class AttemptFolders:
             os.mkdir(path, _MODE)
 
     def give(self, name: MemberName, user: str | None) -> None:
-        """Give the folder to the user that runs the attempt. Raises FolderUnavailable."""
+        """Give the folder to the user that runs the attempt, and let that user reach it. Raises FolderUnavailable.
+
+        Does nothing for the agent's own user (None, too) and for an unknown user.
+        """
         ids = owner_ids(user)
         if ids is None:
             return
@@ -155,7 +159,10 @@ class AttemptFolders:
             raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
 
     def over(self, name: MemberName) -> None:
-        """Record that nothing of this attempt runs any more."""
+        """Record that nothing of this attempt runs any more: its folder is removed now if it is empty, else later.
+
+        Does nothing for an attempt that does not live.
+        """
         if self._living.pop(name, None) is None:
             return
         if self._keep.pop(name, None) is not None:
@@ -178,7 +185,7 @@ class AttemptFolders:
     def begin(self, living: Iterable[MemberName]) -> None:
         """Take over the folders that an earlier agent left.
 
-        A folder whose attempt does not live counts as ended at its last change.
+        The attempt of a folder that is not among the `living` is taken to have ended at the folder's last change.
         """
         self._living = dict.fromkeys(living, _GRACE_S)
         own = set(map(_folder_of, self._living))
@@ -207,7 +214,10 @@ class AttemptFolders:
             await asyncio.sleep(max(MEASURE_S, (boottime_s() - began_s) / MEASURE_PART))
 
     async def sweep(self) -> int:
-        """Remove the folders that have stayed long enough; return how many, without empty ones."""
+        """Remove the folders that have stayed long enough, the oldest beyond `KEPT_MAX`, and all if the disk is full.
+
+        Return how many entries were to be removed: folders that were not empty, and files with patterns next to them.
+        """
         if self._emptying is not None:
             await asyncio.shield(self._emptying)
         now, doomed = boottime_s(), []
@@ -256,7 +266,7 @@ def let_pass(folder: Path, ours: Path) -> None:
 
 
 def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
-    """Remove the folders of workers that are not configured any more."""
+    """Remove the entries of `root` whose names are not known: folders of workers that are not configured any more."""
     try:
         unknown = [entry.path for entry in os.scandir(root) if not is_known(entry.name)]
     except FileNotFoundError:
@@ -265,7 +275,10 @@ def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
 
 
 def owner_ids(user: str | None) -> tuple[int, int] | None:
-    """Return uid and gid of the user that runs a job; None for the agent's own user and for an unknown one."""
+    """Return uid and gid of the user that runs a job; None for the agent's own user and for an unknown user.
+
+    `user` None is the agent's own.
+    """
     try:
         ids = None if user is None else resolve_user(user)
     except StartRefused:
@@ -278,7 +291,7 @@ def _folder_of(name: MemberName) -> str:
 
 
 def _left_of(root: Path, over: Sequence[str]) -> list[str]:
-    """Remove the empty ones of these folders, and return the others."""
+    """Remove the empty ones of these folders, and return those that are not empty."""
     left: list[str] = []
     for folder in over:
         try:
@@ -306,7 +319,7 @@ def _used(paths: Sequence[str]) -> dict[str, int]:
 
 
 def _remove(paths: Sequence[str]) -> None:
-    """Remove these folders, including those without permissions for their owner."""
+    """Remove these folders, including those without permissions for their owner. Some may be left, without an error."""
     if not paths:
         return
     command = ["rm", "-rf", "--one-file-system", "--", *paths]

@@ -35,7 +35,7 @@ async def devices_changed(agent: Agent) -> None:
 
 
 async def _there(otherwise: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the devices that NVML lists now; `otherwise` if NVML does not answer."""
+    """Return uuid and MiB of each device that NVML lists now; `otherwise` if NVML does not answer without faults."""
     try:
         found = await open_nvml()
     except NvmlUnavailable:

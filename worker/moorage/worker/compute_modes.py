@@ -2,7 +2,8 @@
 
 Processes can share a GPU by time-slice only in the mode DEFAULT, so a worker that offers time-slice sets that mode, and
 the slice length that an operator names. While an MPS daemon uses a GPU, the GPU is in the mode EXCLUSIVE_PROCESS: in
-the mode DEFAULT a client that does not find the daemon would silently run without it and without limits; here it fails.
+the mode DEFAULT a client that does not find the daemon would silently run without it and without limits; in
+EXCLUSIVE_PROCESS it fails.
 
 The worker restores everything at its end. Each change is written to a file first, so that the next agent restores it if
 this one is killed. A value that a driver cannot read or set stays as it is. NVML has no call for the slice length;
@@ -64,6 +65,7 @@ class ComputeModes:
     """Sets the compute modes and the lengths of time slices of one worker's GPUs, by uuid, and restores them.
 
     `shares`: the worker offers time-slice. `file` keeps the former values, so that the next agent can restore them.
+    Values of another `boot` are ignored, because a reboot resets the modes.
     """
 
     def __init__(self, file: Path, boot: str, *, shares: bool, length: Length | None = None) -> None:
@@ -75,15 +77,19 @@ class ComputeModes:
         self._changed = past if past is not None and past.boot == boot else _Changed(boot)
 
     async def open(self, uuids: Sequence[str], *, has_mps: bool) -> None:
-        """Set the mode for sharing on these GPUs, and undo what an earlier agent left.
+        """Set mode and slice length on these GPUs if the worker offers time-slice.
 
-        Without `has_mps` the worker runs no MPS daemons any more.
+        Otherwise restore what an earlier agent set. Without `has_mps` the worker runs no MPS daemons any more: GPUs
+        that such a daemon used are restored. Faults are logged and not raised.
         """
         self._shared = frozenset(uuids if self._shares else ())
         await self._in_time(self._open(uuids, has_mps))
 
     async def close(self) -> None:
-        """Restore everything, except GPUs of MPS daemons. Do not call it while jobs share by time-slice."""
+        """Restore everything, except GPUs of MPS daemons. Faults are logged and not raised.
+
+        Do not call it while jobs share by time-slice.
+        """
         await self._in_time(self._restore())
 
     @property
@@ -92,7 +98,10 @@ class ComputeModes:
         return list(self._changed.of_mps)
 
     async def take(self, uuid: str) -> None:
-        """Reserve a GPU for an MPS daemon's server. Raises ModeFault."""
+        """Set the mode EXCLUSIVE_PROCESS on a GPU for an MPS daemon, until `give_back`. Raises ModeFault.
+
+        After a ModeFault, too, call `give_back` when the daemon has ended.
+        """
         if uuid not in self._changed.of_mps:
             if uuid not in self._changed.modes:
                 self._changed.modes[uuid] = await _of_gpu(uuid, _mode)
@@ -101,7 +110,7 @@ class ComputeModes:
         await _of_gpu(uuid, partial(_set, mode=EXCLUSIVE_PROCESS))
 
     async def give_back(self, uuid: str) -> None:
-        """Restore a GPU once its daemon has ended; do nothing if no daemon uses it. Raises ModeFault."""
+        """Restore a GPU once its daemon has ended; do nothing if it was not taken. Raises ModeFault."""
         if uuid not in self._changed.of_mps:
             return
         await self._put_back(uuid, EXCLUSIVE_PROCESS)
@@ -189,7 +198,7 @@ class ComputeModes:
 
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log a fault of the block, and go on."""
+    """Log a ModeFault of the block, and go on after the block."""
     try:
         yield
     except ModeFault as fault:
@@ -197,7 +206,10 @@ def _logged(what: str) -> Iterator[None]:
 
 
 async def _of_gpu(uuid: str, ask: Callable[[Any, Any], T]) -> T:
-    """Ask NVML in a thread of its own, because it can hang. Raises ModeFault."""
+    """Call `ask` with NVML and the GPU, and return its result. Raises ModeFault.
+
+    It runs in a thread of its own, because NVML can hang.
+    """
     api = import_pynvml()
 
     def asked() -> T:

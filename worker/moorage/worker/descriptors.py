@@ -1,4 +1,4 @@
-"""Limit the open files of this process and its supervisor, and compute how many the jobs of a host need."""
+"""Raise the limit of open files of this process, and compute how many the jobs of a host need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DESCRIPTORS_PER_JOB: Final = 4
 
 
 def raise_descriptor_limit() -> tuple[int, int]:
-    """Raise the soft limit of this process towards the hard one; return the former limits, for its children."""
+    """Raise the soft limit of open files to `DESCRIPTORS_WANTED`, or to the hard limit if that is lower.
+
+    Does nothing if it is higher already, or if that fails. Return the former limits (soft, hard), for its children.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -28,9 +31,9 @@ def raise_descriptor_limit() -> tuple[int, int]:
 
 
 def trouble_with_descriptors(slots: int, modes: tuple[str, ...], sharers_max: Mapping[str, int]) -> str:
-    """Return why the supervisor may run out of descriptors for the jobs of these slots; "" if all can run at once.
+    """Return why the supervisor may run out of descriptors for the jobs of `slots` slots; "" if all can run at once.
 
-    The supervisor can raise its limit up to the hard one.
+    The supervisor can raise its limit up to the hard one, so that is compared.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     sharers = max((sharers_max.get(mode, SHARERS_MAX.get(mode, 1)) for mode in modes), default=1)

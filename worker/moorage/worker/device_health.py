@@ -46,7 +46,10 @@ class DeviceRecord(msgspec.Struct, omit_defaults=True):
 
 
 class Verdict(NamedTuple):
-    """The state of a device now; it may be given out only if `kind` is ok."""
+    """The state of a device now: nothing new is to be placed on it unless `kind` is "ok".
+
+    With `ends` its jobs must leave it.
+    """
 
     kind: str
     detail: str
@@ -70,7 +73,7 @@ def is_divided(device: Device) -> bool:
 class DeviceHealth:
     """The health of a worker's devices, by slot.
 
-    `boot` is the machine's boot id; `past` is an earlier result of `records`.
+    `boot` is the machine's boot id; `past` is an earlier result of `records`, from the boot `past_boot`.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class DeviceHealth:
     # ------------------------------------------------------------------------------------------------ what is seen
 
     def read(self, slot: int, reading: SlotReading, now: float) -> None:
-        """Take one reading of a device: lasting faults, and new uncorrected memory errors."""
+        """Handle one reading of a device: lasting faults, new uncorrected memory errors, and whether it answers."""
         record, faults = self._records[slot], reading.faults
         if reading.uncorrected_errors > record.errors:
             record.errors = reading.uncorrected_errors
@@ -135,7 +138,10 @@ class DeviceHealth:
         self._forget(slot, now)
 
     def happened(self, slot: int, fault: Fault, now: float) -> None:
-        """Take a fault that is an event; lasting faults come with every reading and count once."""
+        """Handle a fault of a device: as an event, or from a reading. Does nothing below `Gravity.FAILED`.
+
+        It is one more failure only if the device was without a fault before.
+        """
         if fault.gravity < Gravity.FAILED:
             return
         record = self._records[slot]
@@ -162,7 +168,7 @@ class DeviceHealth:
     # verdict
 
     def probation_of(self, slot: int) -> float:
-        """Return how many seconds it must be without a fault before it is used again."""
+        """Return how many seconds a failed device must be without a fault before it is used again."""
         flaps = max(0, self._records[slot].failures - 1)
         return min(PROBATION_S_MAX, self._probation_s * float(1 << min(flaps, 16)))
 
@@ -185,7 +191,10 @@ class DeviceHealth:
         return [Unwell(slot, v.kind, v.detail, v.ends) for slot, v in told if v.recorded]
 
     def well(self, slots: Sequence[int], n: int) -> list[int]:
-        """Apply an operator's order, numbered `n`, that these devices are well. Return the slots that it is new for."""
+        """Apply an operator's order, numbered `n`, that these devices are well. Return the slots.
+
+        Return [] and do nothing for an order that was applied already; unknown slots are left out.
+        """
         if n <= self.well_n:
             return []
         self.well_n = n

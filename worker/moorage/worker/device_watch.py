@@ -1,7 +1,7 @@
 """Apply the devices' health: in the pool, in a file for the next agent, and in the worker's frames.
 
-`device_health` judges the devices; this module carries that out. An unwell device is closed in the pool; placements on
-a device that a foreign process uses are refused. The host's other devices stay in use.
+`device_health` judges the devices; this module carries that out. A device that renewals report as unwell is closed in
+the pool; placements on a device that a foreign process uses are refused. The host's other devices stay in use.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DeviceWatch:
     # ---------------------------------------------------------------------------------------- what is seen and heard
 
     def seen(self, readings: Sequence[SlotReading], now: float) -> bool:
-        """Take a reading of every device; return whether `told` has changed."""
+        """Handle a reading of every device; return whether `told` has changed."""
         for slot, reading in enumerate(readings):
             self.health.read(slot, reading, now)
         self._foreign = {}
@@ -79,12 +79,15 @@ class DeviceWatch:
         return self._settle(now)
 
     def happened(self, slot: int, fault: Fault, now: float) -> bool:
-        """Take an event of a device; return whether `told` has changed."""
+        """Handle an event of a device; return whether `told` has changed."""
         self.health.happened(slot, fault, now)
         return self._settle(now)
 
     def well(self, slots: Sequence[int], n: int, now: float) -> list[int]:
-        """Apply an operator's order that devices are well; return the slots that it is new for."""
+        """Apply an operator's order, numbered `n`, that devices are well, and return the slots.
+
+        Return [] if the order was applied already.
+        """
         news = self.health.well(slots, n)
         self._settle(now)
         return news
@@ -110,7 +113,7 @@ class DeviceWatch:
                 raise refuse("failed-precondition", f"foreign: GPU {slot} is used by {self._foreign[slot]}")
 
     def shown(self, state: SlotState, reading: SlotReading, now: float) -> tuple[str, str, str]:
-        """Return health, foreign process and detail, for the load frame."""
+        """Return health, foreign process ("" for none) and detail, for the load frame."""
         foreign = self._foreign.get(state.slot, "") if state.sharers else self._foreign_of(state, reading)
         verdict = self.health.verdict(state.slot, now)
         if verdict.kind != "ok":
@@ -123,7 +126,7 @@ class DeviceWatch:
         return "ok" if reading.health == "ecc" else reading.health, foreign, ""
 
     def _foreign_of(self, state: SlotState, reading: SlotReading) -> str:
-        """Return the first process that no lease explains; the processes of a lease to a local process are unknown."""
+        """Return the first process that no lease explains; "" for none, and for a device that a local claim has."""
         if not reading.processes or state.local:
             return ""
         ours: Container[int] = (os.getpid(),)
@@ -132,7 +135,7 @@ class DeviceWatch:
         return reading.foreign(ours)
 
     def _write(self) -> None:
-        """Store the records; after a failure the next reading tries again."""
+        """Store the records. A failure is logged once, and the next reading tries again."""
         if self._file is None:
             self.health.changed = False
             return

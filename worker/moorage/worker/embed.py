@@ -93,8 +93,8 @@ class EmbeddedWorker:
 
         A coroutine function runs in the event loop, any other in a thread of its own. It gets a `HandlerContext`; its
         return value is the job's result: bytes, text, any JSON value, or None for no result. An exception fails the job
-        with code 1. Raises Refused for a bad name, for a name that is in use, and once the worker is open, because the
-        scheduler learns the names when the worker joins.
+        with code 1. Raises Refused for a bad name, for a name that is in use, beyond `HANDLERS_MAX` names, and once the
+        worker is open, because the scheduler learns the names when the worker joins.
         """
         if self._opened:
             raise refuse("failed-precondition", "handlers must be registered before the worker is opened", found=name)
@@ -115,12 +115,18 @@ class EmbeddedWorker:
 
     @property
     def pool(self) -> GpuPool:
-        """The GPUs, for the service's own claims; a waiting claim has priority over every placement."""
+        """The GPUs, for the service's own claims; a waiting claim has priority over every placement.
+
+        Raises Refused unless the worker is open.
+        """
         return self._opened_agent.pool
 
     @property
     def is_live(self) -> bool:
-        """Whether the worker has joined the fleet and its lease session is valid now."""
+        """Whether the worker has joined the fleet and its lease session is valid now.
+
+        Raises Refused unless the worker is open.
+        """
         return self._opened_agent.members.session.phase == "live"
 
     @property
@@ -129,7 +135,10 @@ class EmbeddedWorker:
         return [] if self._driver is None else self._driver.running()
 
     async def open(self) -> None:
-        """Connect and ask to join. Raises MoorageError of the connection, Refused for invalid settings."""
+        """Connect, open the devices, and ask to join; do not wait until the worker has joined (see `is_live`).
+
+        Raises MoorageError of the connection, and Refused for invalid settings, without handlers, and if called twice.
+        """
         if self._opened:
             raise refuse("failed-precondition", "an embedded worker is opened once; make another one")
         settings, worker = self._settings, self._settings.worker
@@ -178,14 +187,17 @@ class EmbeddedWorker:
             raise
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises the error that broke the worker, if one did."""
+        """Wait until `stop` is set. Raises the error that broke the worker, and Refused if it is not open."""
         host = self._host
         if host is None:
             raise refuse("failed-precondition", "the worker is not open")
         await host.serve(stop)
 
     async def close(self) -> None:
-        """Ask running functions to stop, each within its grace (at most a minute), then leave and disconnect."""
+        """Ask running functions to stop, each within its grace (at most a minute), then leave and disconnect.
+
+        Does nothing if the worker is not open.
+        """
         agent = self._agent
         if agent is None:
             return

@@ -76,9 +76,9 @@ class HostAtFault(Refused):
 
 
 class SharingUnavailable(HostAtFault):
-    """This host cannot offer the sharing `mode`:
+    """This host cannot offer the sharing `mode`, for example because a directory or file is missing.
 
-    `path` is missing or of the wrong kind, or the lease is of another GPU.
+    `path` is that directory or file; "" if there is another reason.
     """
 
     def __init__(self, mode: Sharing, message: str, path: str = "") -> None:
@@ -129,7 +129,7 @@ def gpu_environment(
 ) -> JobEnvironment:
     """Return the variables of one member: those of `device_environment`, its name, and how it meets its gang.
 
-    Raises SharingUnavailable.
+    Raises SharingUnavailable as `device_environment` does.
     """
     spec = gpu_spec or GpuSpec()
     environment = device_environment(devices, mode, spec, simulated=simulated, has_own_mps=has_own_mps)
@@ -203,9 +203,10 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def check_sharing(spec: GpuSpec, *, has_own_mps: bool = False) -> None:
-    """Raise SharingUnavailable if this host lacks what a sharing mode needs:
+    """Raise SharingUnavailable if this host lacks what the spec's sharing mode needs.
 
-    MPS's directories, or time-slice's file.
+    For mps these are the directories of a daemon, unless the worker runs its own daemons (`has_own_mps`). For
+    time-slice it is the configuration file, if the spec names one. Other modes need nothing.
     """
     if spec.effective_sharing == "mps":
         if not has_own_mps:
@@ -305,10 +306,11 @@ def child_environment(own: Mapping[str, str], ours: Mapping[str, str]) -> JobEnv
 
 
 def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
-    """Extend PATH, LD_PRELOAD and LD_LIBRARY_PATH by `TF_<name>` (at the end) and `TF_PREPEND_<name>` (at the front).
+    """Return the environment with PATH, LD_PRELOAD and LD_LIBRARY_PATH extended.
 
-    Existing components keep their place and are not added again, and empty components are skipped, so applying it twice
-    changes nothing. LD_PRELOAD is split at spaces too, as ld.so(8) does. Facts 52 and 53.
+    `TF_<name>` is added at the end, `TF_PREPEND_<name>` at the front. Existing components keep their place and are not
+    added again, and empty components are skipped, so applying it twice changes nothing. LD_PRELOAD is split at spaces
+    too, as ld.so(8) does. Facts 52 and 53.
     """
     result = dict(environment)
     if result.keys().isdisjoint(_TF_SOURCES):

@@ -78,7 +78,10 @@ class FactOutbox:
 
     @property
     def due_s(self) -> float:
-        """When the waiting facts must leave; infinity if none wait."""
+        """When the facts that wait for a moment must leave.
+
+        Infinity if there are none, if a fact leaves at once, or if a frame is in flight.
+        """
         return self._patient_until_s if self._waits else NEVER_S
 
     @property
@@ -99,7 +102,10 @@ class FactOutbox:
         return not self.gathered and self.in_flight is None and not self._joining
 
     def cut(self, session: str, now: float) -> FactFrame | None:
-        """Return the next frame, if none is in flight and there are facts that need not wait."""
+        """Put facts into the next frame and return it: it is in flight from now on.
+
+        None if a frame is in flight, if there are no facts, or if all of them still wait for a moment.
+        """
         if self.in_flight is not None or not self.gathered:
             return None
         if self._waits and now < self._patient_until_s:
@@ -115,13 +121,13 @@ class FactOutbox:
         return self.in_flight
 
     def hurry(self, now: float) -> None:
-        """Send the unanswered frame again now, with short waits, because there is a new leader."""
+        """Make the unanswered frame due again now, and shorten the next waits, because there is a new leader."""
         if self.in_flight is not None:
             self.resend_s = RESEND_S_FIRST / 2
             self.resend_at_s = now
 
     def resend(self, now: float) -> FactFrame | None:
-        """Return the frame in flight if its answer is overdue; the wait doubles up to RESEND_S_MAX."""
+        """Return the frame in flight if its answer is overdue, else None; the wait doubles up to RESEND_S_MAX."""
         if self.in_flight is None or now < self.resend_at_s:
             return None
         self.resend_s = min(self.resend_s * 2, RESEND_S_MAX)
@@ -139,9 +145,10 @@ class FactOutbox:
         self.in_flight = None
 
     def start_join(self) -> list[Fact]:
-        """All facts that were not acknowledged, in order, for the join; they are kept until `joined`.
+        """Return all facts that were not acknowledged, in order, for the join; they are kept until `joined`.
 
-        Frame numbers start again: facts that are added from now on belong to the new session, after the join.
+        If they do not fit into one frame, they are shortened. Frame numbers start again: facts that are added from now
+        on belong to the new session, after the join.
         """
         if self.in_flight is not None:
             self._joining += self.in_flight.facts

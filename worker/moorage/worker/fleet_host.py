@@ -74,7 +74,8 @@ class FleetHost:
     async def add(self, agent: Agent) -> None:
         """Subscribe for the agent and open it.
 
-        Raises ValueError beyond `AGENTS_MAX` or for an id that is in use here.
+        Raises ValueError beyond `AGENTS_MAX` or for an id that is in use here, and what `Agent.open` raises: then the
+        agent must still be removed.
         """
         if agent.worker in self.agents:
             raise ValueError(f"an agent with the id {agent.worker} runs in this process already")
@@ -88,7 +89,7 @@ class FleetHost:
         self._logs[agent.worker] = await self.transport.subscribe(subject, agent.output.on_asked)
 
     async def remove(self, agent: Agent) -> None:
-        """Close the agent; jobs that can outlive it run on."""
+        """Close the agent; jobs that can outlive it run on. Does nothing for an agent that is not or no longer here."""
         if self.agents.pop(agent.worker, None) is not None:
             await self._let_go(agent)
 
@@ -100,7 +101,10 @@ class FleetHost:
         await agent.close()
 
     async def serve(self, stop: asyncio.Event, *others: asyncio.Task[None]) -> None:
-        """Serve until `stop` is set, or one of the `others` is done. Raises the exception of a broken agent."""
+        """Wait until `stop` is set or one of the `others` is done. Raises the exception of a broken agent.
+
+        Exceptions of the `others` are not raised.
+        """
         stopped = self._loop.create_task(stop.wait())
         ends: list[asyncio.Future[Any]] = [stopped, self.failed, *others]
         try:
@@ -111,7 +115,7 @@ class FleetHost:
             stopped.cancel()
 
     def give_up(self, problem: Problem) -> None:
-        """Make `serve` raise this."""
+        """Make `serve` raise Refused with this problem, unless an earlier error is to be raised."""
         if not self.failed.done():
             self.failed.set_exception(Refused(problem))
 
@@ -193,7 +197,7 @@ class FleetHost:
             self.broke(error)
 
     def broke(self, error: BaseException) -> None:
-        """End `serve` with this defect of a part that agents share."""
+        """Make `serve` raise this error of a part that agents share, unless an earlier error is to be raised."""
         if not self.failed.done():
             self.failed.set_exception(error)
 

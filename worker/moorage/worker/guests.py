@@ -13,13 +13,13 @@ from moorage.worker.member_messages import Member
 
 
 def beside(held: Iterable[Member], member: Member) -> list[Member]:
-    """Return the members that have a device of a guest as well; of a member that is no guest, its guests."""
+    """Return the frozen members whose devices a guest has; for a member that is no guest, the guests on its devices."""
     slots, guest = member.slots, member.place.guest
     return [each for each in held if each.place.guest is not guest and not set(slots).isdisjoint(each.slots)]
 
 
 def guests_of(held: Iterable[Member], member: Member) -> list[Member]:
-    """Return the guests on a member's devices; a guest has none, and is resumed beside a member that stays frozen."""
+    """Return the guests on a member's devices; [] for a guest."""
     return [] if member.place.guest else beside(held, member)
 
 
@@ -39,20 +39,24 @@ def why_no_guest(held: Iterable[Member], place: Place) -> str:
 
 
 def resumes_to_end(held: Iterable[Member], member: Member) -> bool:
-    """Return whether a frozen member that is to end is resumed: what it saves of its work may be on a GPU."""
+    """Return whether a frozen member that is to end is resumed: it has grace to save its work, which may be on a GPU.
+
+    A member with guests is not resumed.
+    """
     return member.frozen and member.phase == "ending" and member.grace_s > 0 and not guests_of(held, member)
 
 
 def slots_of_guests(held: Iterable[Member], member: Member) -> frozenset[int]:
-    """Return the slots of a member that is over that its guests go on with.
+    """Return all slots of the guests on the devices of a member that is over: the guests go on there.
 
-    It was frozen as they came and not resumed since, so it has no memory there; they are seen free with the guest.
+    The member was frozen when they came and was not resumed since, so it has no memory on its slots among these. They
+    are seen free with the guest.
     """
     return frozenset(slot for guest in guests_of(held, member) for slot in guest.slots)
 
 
 def unfounded(held: Sequence[Member]) -> list[Member]:
-    """Return the guests beside a member that runs, as where an earlier agent's note of what is frozen was lost."""
+    """Return the guests on a device of a member that runs: an earlier agent's record of what is frozen was lost."""
     return [
         guest
         for guest in held
@@ -62,7 +66,7 @@ def unfounded(held: Sequence[Member]) -> list[Member]:
 
 
 def slots_fault(held: Iterable[Member]) -> str:
-    """Return what contradicts itself in who has which slots; "" for nothing."""
+    """Return a contradiction between the members' slots, as text; "" if there is none."""
     modes: dict[int, list[str]] = {}
     guests: set[int] = set()
     for member in held:

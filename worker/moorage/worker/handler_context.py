@@ -1,4 +1,4 @@
-"""Give a handler its input, and ask it to stop: `HandlerContext`."""
+"""Define what a handler gets: its input, its devices, and the request to stop."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ class HandlerContext:
         return self._reason or ("fence" if self.cancelled else "")
 
     def wait_cancelled(self, timeout_s: float) -> bool:
-        """Block this thread until asked to stop, at most `timeout_s`. Return whether it was.
+        """Block this thread until the function is asked to stop, at most `timeout_s`. Return whether it was asked.
 
         Not for async functions.
         """
         return self._cancelled.wait(timeout_s) or self.cancelled
 
     def raise_if_cancelled(self) -> None:
-        """Raises HandlerCancelled once asked to stop. Call it between the steps of a plain function."""
+        """Raise HandlerCancelled if the function was asked to stop. Call it between the steps of a plain function."""
         if self.cancelled:
             raise HandlerCancelled(self.cancel_reason)
 

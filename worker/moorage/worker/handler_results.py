@@ -99,9 +99,9 @@ def decode_result(result: Result) -> Any:
 
 
 def inline(result: Result) -> object:
-    """Return a small result's value for the line on the log subject:
+    """Return a small result's value for the line on the log subject: raw JSON, text, or bytes in base64.
 
-    JSON, text, or bytes in base64; None if it is large.
+    None if it is larger than `INLINE_BYTES_MAX` or nested too deeply.
     """
     if len(result.data) > INLINE_BYTES_MAX or _is_deep(result):
         return None
@@ -150,7 +150,7 @@ def _is_deep(result: Result) -> bool:
 
 
 def line_of(name: str, result: Result) -> bytes:
-    """Return a `ResultLine` as JSON, with the value if it has at most `INLINE_BYTES_MAX`."""
+    """Return a `ResultLine` as JSON, with the value if `inline` gives one."""
     small = inline(result)
     return _encode(ResultLine(name, len(result.data), result.content_type, msgspec.UNSET if small is None else small))
 
@@ -189,8 +189,8 @@ class ResultStore:
     async def put(self, tenant: str, name: str, result: Result) -> int:
         """Store an object and return its sequence once JetStream has acknowledged all of it.
 
-        A second object with the same name replaces the first. It tries `STORE_TRIES_MAX` times, a full bucket once;
-        each try may take the append's own time-out. Raises the last BusError.
+        A second object with the same name replaces the first. It tries up to `STORE_TRIES_MAX` times, a full bucket
+        once; each try may take the append's own time-out. Raises the last BusError.
         """
         bucket = result_bucket(self._prefix, tenant)
         return await self._again(lambda: self._put(bucket, name, result))
@@ -215,8 +215,8 @@ class ResultStore:
     async def get(self, tenant: str, name: str, seq: int | None = None) -> Result | None:
         """Return a result: from the message that its worker reported, else (`seq` None) the object of that name.
 
-        Return None if there is none of that name any more. An object is complete and checked against its digest. Raises
-        BusError: the connection's errors, and StreamGap if pieces are missing.
+        Return None if no result of that name is there (any more). An object is complete and checked against its digest.
+        Raises BusError: the connection's errors, and StreamGap if pieces are missing or do not match the digest.
         """
         bucket = result_bucket(self._prefix, tenant)
         stream = f"OBJ_{bucket}"
@@ -294,7 +294,7 @@ class ResultStore:
             pass  # another client made it meanwhile, with its own limits, and these apply
 
     async def _forget(self, bucket: str, subject: str) -> None:
-        """Remove pieces without a description, which would fill the bucket until they are too old."""
+        """Remove pieces without a description, which would fill the bucket until they expire. Errors are ignored."""
         try:
             await self._jetstream.purge(f"OBJ_{bucket}", subject=subject)
         except BusError:
@@ -310,7 +310,7 @@ def _together_subject(bucket: str) -> str:
 
 
 def _found_in(message: bytes, name: str) -> Result | None:
-    """Return the result of this name from a message of small results."""
+    """Return the result of this name from a message of small results; None if it is not there."""
     found = next((line for line in _decode_lines(message).results if line.result == name), None)
     if found is None or found.value is msgspec.UNSET:
         return None

@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Idle(NamedTuple):
-    """`seconds` without use so far; with `ends` they have reached what the operator allows, `ends_s` (0: any)."""
+    """`seconds` without use so far; with `ends` they have reached what the operator allows, `ends_s` (0: no limit)."""
 
     seconds: int
     ends_s: int
@@ -35,10 +35,12 @@ class _Still:
 
 
 class IdleWatch(Generic[K]):
-    """`warn_s` 0 never warns. `reclaim_s` are seconds by tenant, `*` for every other one; 0 or none: never.
+    """Finds the holders whose devices show no use, to warn about them or to end them.
 
-    A device shows use while its utilisation is above 0, or when its memory has changed since it went idle. Where the
-    board does not tell its utilisation, or does not answer, nothing counts as idle.
+    `warn_s` are the seconds between warnings, 0 for none. `reclaim_s` are the seconds after which a holder is to end,
+    by tenant, with `*` for every other tenant; 0 or no entry: never. A device shows use while its utilization is above
+    0, or when its memory has changed since it went idle. A holder is never idle while one of its devices shows use,
+    does not report its utilization, or does not answer.
     """
 
     def __init__(self, warn_s: float, reclaim_s: Mapping[str, int]) -> None:
@@ -50,9 +52,10 @@ class IdleWatch(Generic[K]):
     def read(
         self, holders: Mapping[K, tuple[str, Sequence[int]]], readings: Sequence[SlotReading], now_s: float
     ) -> dict[K, Idle]:
-        """Take a reading of each slot; `holders` have devices alone: tenant and slots. Returns what there is to do.
+        """Handle a reading of each slot, and return the holders to warn about or to end. `now_s` is in seconds.
 
-        A holder is warned after each `warn_s` without use, and named once when it is to end.
+        `holders` have their devices alone; each has its tenant and slots. A holder is returned after each `warn_s`
+        without use, once when it is to end, and not again after that.
         """
         paused = now_s - self._read_s > PAUSE_S_MAX
         self._read_s = now_s
@@ -99,7 +102,7 @@ class IdleJobs:
         self._watch = IdleWatch[MemberName](warn_s, reclaim_s)
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> IdleSeen | None:
-        """Take a reading of each slot. Returns the members to warn and to end."""
+        """Handle a reading of each slot. Return the members to warn about or to end; None if there are none."""
         alone = {
             name: (member.tenant, member.slots)
             for name, member in self._held.items()
@@ -125,7 +128,7 @@ class UnusedJobs:
         self._watch = IdleWatch[MemberName](0, {qos: after_s(qos) for qos in QOS})
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
-        """Take a reading of each slot. Returns the members to freeze: of the lowest `qos` first, then the idlest."""
+        """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""
         alone = {
             name: (member.request.qos, member.slots)
             for name, member in self._held.items()

@@ -25,8 +25,8 @@ def inspect(
 ) -> tuple[list[Finding], int]:
     """Return the findings in slot order, at most `FINDINGS_MAX`, and how many more there were.
 
-    Slots that are not lent or quarantined are left out: their use is known, or is the service's own. This process
-    itself is not foreign: it may keep its context on every device.
+    Left out are slots that changed meanwhile, slots in quarantine, whose use is known, and slots that are not lent,
+    whose use is the service's own. This process itself is not foreign: it may keep its context on every device.
     """
     found: list[Finding] = []
     for slot, device in enumerate(devices):

@@ -74,15 +74,16 @@ class JobFiles:
         self._fetching: dict[Path, asyncio.Task[None]] = {}
 
     def open(self) -> None:
-        """Remove incomplete files of an earlier agent. Raises OSError."""
+        """Make the folder for fetched files, and remove incomplete files of an earlier agent. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self._folder.glob(f"*{_PART}"):
             left.unlink()
 
     async def bring(self, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
-        """Unpack the files at this address into a folder that no other process writes to; they get the owner `ids`.
+        """Unpack the files at this address into the folder `into`, which no other process may write to.
 
-        Raises FilesRefused, FilesUnavailable.
+        They get the owner `ids` (None: the agent's user). Raises FilesRefused if no worker can have them, and
+        FilesUnavailable if this worker cannot have them now.
         """
         kept = self._folder / f"{tenant}.{address}"  # by tenant: knowing an address must not give access to the files
         try:
@@ -143,7 +144,7 @@ class JobFiles:
             raise NotKept(error.problem.message) from None
 
     def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event) -> int:
-        """Write a tar file of the matching files, until `stopped`; return how many files. Raises NotKept, OSError.
+        """Write a tar file of the matching files, until `stopped`; return how many. Raises NotKept and OSError.
 
         The agent can read files that the job cannot. So links are not followed, and only files of the folder's owner
         are read.

@@ -3,10 +3,10 @@
 It is one append-only file. The same function folds its records into a small state when they are written and when they
 are read, and the file is rewritten from that state once it has grown. A record is a 4-byte length, the CRC-32 of its
 body and the body, big endian; the body is a msgpack array that starts with the record's kind. A torn end after a crash
-is cut off and counted.
+is cut off; `torn_bytes` is its size.
 
-Only the join number is fsynced. The page cache outlives a killed agent, and after a crash of the machine the boot id is
-new, so no earlier member counts. Only the join number must keep growing in that case, too.
+Only joins and rewritten files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
+boot id is new, so no earlier member is taken over. Only the join number must keep growing in that case, too.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class JournalUnreadable(MoorageError):
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether an agent, this one included, has the journal at this path open."""
+    """Return whether an agent, this one included, has the journal at this path open; False if that cannot be seen."""
     try:
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -238,7 +238,7 @@ class MemoryJournal:
         return True
 
     def flush(self) -> None:
-        """Write the collected records with one call."""
+        """Write the collected records with one call; nothing for a journal in memory."""
 
     def close(self) -> None:
         pass
@@ -327,7 +327,7 @@ class Journal(MemoryJournal):
         return file
 
     def _read(self, data: bytes) -> int:
-        """Fold the complete records and return their size in bytes.
+        """Fold the records up to the first incomplete or damaged one; return the size of the file up to there.
 
         Raises JournalUnreadable for a newer release's record.
         """

@@ -21,13 +21,13 @@ STATE_GONE: Final = "the worker's state folder was removed or replaced under it:
 
 
 class Post(Protocol):
-    """Queues a message for the write at the end of this turn of the loop."""
+    """A function that queues a message for the write at the end of this turn of the loop."""
 
     def __call__(self, subject: str, payload: bytes, reply: str = "") -> None: ...
 
 
 class LeaderLink:
-    """One worker's link.
+    """Sends one worker's frames to the leader.
 
     Answers come to `<inbox>.<worker>.<verb>.<join>.<number>`, so the subject says what they answer.
     """

@@ -109,7 +109,7 @@ class LeaseSession:
         return again
 
     def join_refused(self, now: float) -> None:
-        """Wait longer, then ask under a new number."""
+        """Record that the pending join was refused: the next one has a new number, and waits longer each time."""
         self.joins_unanswered = -1  # this join was answered; the next one raises the count to 0
         self.join_refused_s = min(max(self.join_refused_s * 2, JOIN_REFUSED_RETRY_S_FIRST), JOIN_REFUSED_RETRY_S_MAX)
         self.join_at_s = now + self.join_refused_s
@@ -118,7 +118,7 @@ class LeaseSession:
     def joined(self, frame: Joined) -> None:
         """Begin the session.
 
-        Its lease counts from the *first* sending of this join: the earliest that it can answer.
+        Its lease lasts from the *first* sending of this join, the earliest that the frame can answer.
         """
         self.phase = "live"
         self.session = frame.session
@@ -134,7 +134,7 @@ class LeaseSession:
         self.join_refused_s = 0.0
 
     def renewal(self, now: float) -> int:
-        """Return the number of the renewal that is sent now."""
+        """Record a renewal that is sent now, and return its number. The next one is due in `renew_s` seconds."""
         self.renew_n += 1
         self.sent_s[self.renew_n] = now
         if len(self.sent_s) > RENEWALS_UNANSWERED_MAX:
@@ -143,11 +143,14 @@ class LeaseSession:
         return self.renew_n
 
     def awaits_renewal(self, n: int) -> bool:
-        """Return whether the renewal `n` has not been answered yet."""
+        """Return whether the renewal `n` was sent in this session, and neither it nor a later one was answered."""
         return n in self.sent_s
 
     def renewed(self, n: int) -> None:
-        """Record the answer to the pending renewal `n`: it moves the lease's end."""
+        """Record the answer to the pending renewal `n`: it moves the lease's end. Earlier renewals are dropped.
+
+        Raises KeyError unless `awaits_renewal(n)`.
+        """
         sent_s = self.sent_s.pop(n)
         for older in [number for number in self.sent_s if number < n]:
             del self.sent_s[older]

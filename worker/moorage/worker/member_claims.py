@@ -57,7 +57,7 @@ class MemberClaims:
         self._absent: list[str] = []
 
     def take(self, member: Member) -> None:
-        """Claim all slots of a member at once. Raises SlotsRefused, and Refused if it cannot share a device by mps."""
+        """Claim all slots of a member at once, or none. Raises SlotsRefused, and Refused if it cannot share by mps."""
         mode = cast(Sharing, member.place.mode)
         lease = self._pool.try_claim_slots(member.slots, mode, member.job, guest=member.place.guest)
         try:
@@ -68,7 +68,10 @@ class MemberClaims:
         self._leases[member.name] = lease
 
     def take_again(self, member: Member) -> None:
-        """Claim the slots of a member that runs already, even if they may no longer be leased to jobs."""
+        """Claim the slots of a member that runs already, even if they may no longer be leased to jobs.
+
+        If another member has a slot, that is logged, and the member has no lease.
+        """
         try:
             mode = cast(Sharing, member.place.mode)
             self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job, guest=member.place.guest)
@@ -81,7 +84,8 @@ class MemberClaims:
         return self._rendezvous.reserve(member.name, member.master_port_wanted)
 
     def start_alone(self, member: Member) -> Start | None:
-        """Return the START of a single replica that asks for `distributed`, else None. No leader sends one for it.
+        """Return the START of a single replica that asks for `distributed`, else None: no leader sends START to such a
+        replica.
 
         If a job has several replicas and is not a gang (a scheduler of 0.2 accepted this), its replicas have no ranks.
         """
@@ -92,7 +96,10 @@ class MemberClaims:
         return Start(*member.name, LOCAL_ADDRESS, port, 1)
 
     def release(self, members: Sequence[Member]) -> None:
-        """Return the devices of members to the pool. The members have ended, and their devices were seen free."""
+        """Return the devices of members to the pool, and end the quarantine that was theirs alone.
+
+        The members must have ended, and their devices must have been seen free.
+        """
         for member in members:
             name = member.name
             self._clients.forget(name)
@@ -108,7 +115,7 @@ class MemberClaims:
                     self._pool.unquarantine(slot, MEMORY_KEPT)
 
     def quarantine(self, member: Member, slots: Sequence[int]) -> None:
-        """Put these slots into quarantine. Free the member's other slots if its processes have ended."""
+        """Put these slots of a member into quarantine. Free its other slots unless it is stuck."""
         for slot in slots:
             self._quarantined.setdefault(slot, set()).add(member.name)
             why = f"memory kept after {member.job}" if not member.stuck else "cannot be ended"
@@ -200,7 +207,7 @@ class MemberClaims:
 
 
 def _pids_are_alive(reading: SlotReading) -> bool:
-    """Return whether all processes that the device lists are alive.
+    """Return whether all processes that the device lists are alive; False if it does not answer.
 
     No process of the member is left. So if the device lists a dead pid, it may be one of them, whose
     memory the GPU driver has not freed yet.

@@ -1,7 +1,7 @@
 """Define the messages into the worker's state machine (events) and out of it (commands).
 
 The leader's frames are events too: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are seconds of
-CLOCK_BOOTTIME, which also counts while the machine is suspended (clock_gettime(2)). Slots are positions in hello's
+CLOCK_BOOTTIME, which also advances while the machine is suspended (clock_gettime(2)). Slots are positions in hello's
 `gpu_pool`. Events and commands have lists, so that a turn with a thousand members needs only a few objects.
 """
 
@@ -142,7 +142,7 @@ MASTER_PORT_DEFAULT: Final = 29500
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """The pool's answer to `TryClaim`: `granted` has each member with its rendezvous `address:port` or "", `refused`
+    """Answer `TryClaim` for the pool: `granted` has each member with its rendezvous `address:port` or "", `refused`
     has each member with the reason."""
 
     granted: list[tuple[Member, str]]
@@ -154,13 +154,13 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Members of which no process is left: (name, code, reason); code is minus the signal, if a signal ended it."""
+    """Report members of which no process is left: (name, code, reason). After a signal, code is minus its number."""
 
     items: list[tuple[MemberName, int, str]]
 
 
 class StartFailed(msgspec.Struct, frozen=True):
-    """Members whose command could not be started: (name, code as of a shell: 126 or 127, the reason in one line).
+    """Report members whose command could not be started: (name, code as of a shell: 126 or 127, reason in one line).
 
     Nothing of them runs.
     """
@@ -169,7 +169,7 @@ class StartFailed(msgspec.Struct, frozen=True):
 
 
 class NotStarted(msgspec.Struct, frozen=True):
-    """Members that this host could not start: (name, the reason in one line). They count as refused, not as failed.
+    """Report members that this host could not start: (name, the reason in one line). They are refused, not failed.
 
     Nothing of them runs.
     """
@@ -178,14 +178,16 @@ class NotStarted(msgspec.Struct, frozen=True):
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """Members of which processes are left (in state D, although killed), or may be left. Their devices stay in
-    quarantine."""
+    """Report members of which processes are left (in state D, although killed), or may be left.
+
+    Their devices stay in quarantine.
+    """
 
     names: list[MemberName]
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """The process that runs a driver's members (a supervisor, an engine) died and was replaced.
+    """Report that the process that runs a driver's members (a supervisor, an engine) died and was replaced.
 
     The driver's former members have ended, or are reported as stuck. The driver has a new `boot`.
     """
@@ -194,19 +196,19 @@ class Replaced(msgspec.Struct, frozen=True):
 
 
 class SeenFree(msgspec.Struct, frozen=True):
-    """Members that have ended, and whose devices all have free memory again."""
+    """Report members that have ended, and whose devices were all seen free."""
 
     names: list[MemberName]
 
 
 class NotFree(msgspec.Struct, frozen=True):
-    """Members that have ended, but whose device memory is still in use: (name, the slots)."""
+    """Report members that have ended, but whose devices were not all seen free: (name, the slots in use)."""
 
     items: list[tuple[MemberName, tuple[int, ...]]]
 
 
 class AnswerRefused(msgspec.Struct, frozen=True):
-    """The leader answered a join, renewal or fact frame with an error frame."""
+    """Report that the leader answered a join, renewal or fact frame with an error frame."""
 
     verb: AnswerVerb
     number: int
@@ -222,21 +224,23 @@ class TurnOver(msgspec.Struct, frozen=True):
 
 
 class HealthChanged(msgspec.Struct, frozen=True):
-    """A device became unwell, or well: send a renewal now that reports it."""
+    """Report that a device became unwell, or well: a renewal must report it now."""
 
 
 class HelloChanged(msgspec.Struct, frozen=True):
-    """The worker's hello has changed: a new session must put it into the ledger."""
+    """Report that the worker's hello has changed: a new session must put it into the ledger."""
 
 
 class OverGrant(msgspec.Struct, frozen=True):
-    """Members that must end: (name, the reason in one line). They exceed their part of a device, or are `LOST`."""
+    """Have members end: (name, the reason in one line). They exceed their part of a device, or are `LOST`."""
 
     items: list[tuple[MemberName, str]]
 
 
 class FreezeAnswered(msgspec.Struct, frozen=True):
-    """Members that were asked to freeze or resume: (name, "frozen", "running" or "broken", the reason in one line).
+    """Report the state of members that were to be frozen or resumed: (name, state, the reason in one line).
+
+    The state is "frozen", "running" or "broken"; the reason is "" if the order was carried out.
 
     A broken member has a process that can neither run on nor be frozen, so the attempt is lost.
     """
@@ -245,34 +249,37 @@ class FreezeAnswered(msgspec.Struct, frozen=True):
 
 
 class IdleSeen(msgspec.Struct, frozen=True):
-    """Members that do not use their devices: (name, seconds without use, allowed seconds (0: any), whether it ends)."""
+    """Report members that do not use their devices: (name, seconds without use, allowed seconds, whether it is to end).
+
+    Allowed seconds of 0 are no limit.
+    """
 
     items: list[tuple[MemberName, int, int, bool]]
 
 
 class FreezeDue(msgspec.Struct, frozen=True):
-    """Members that should be frozen, in this order: (name, seconds without use of its devices)."""
+    """Report members that should be frozen, in this order: (name, seconds without use of its devices)."""
 
     items: list[tuple[MemberName, int]]
 
 
 class ResumeDue(msgspec.Struct, frozen=True):
-    """Frozen members that have a process which waits to use its devices."""
+    """Report frozen members that have a process which waits to use its devices."""
 
     names: list[MemberName]
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """The members' use of devices since the last reading: (name, GPU milliseconds, MiB milliseconds).
+    """Report the members' use of devices since the last reading: (name, GPU milliseconds, MiB milliseconds).
 
-    The first number is UNKNOWN_MS if no device reports it.
+    The first number is UNKNOWN_MS if a device or process does not report its load.
     """
 
     items: list[tuple[MemberName, int, int]]
 
 
 class SaidWell(msgspec.Struct, frozen=True):
-    """An operator states that these slots are well: the memory of quarantined slots is free."""
+    """Report that an operator states that these slots are well: the memory of quarantined slots is free."""
 
     slots: list[int]
 
@@ -282,7 +289,7 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """The first event of a restarted agent.
+    """Report what a starting agent found of an earlier one. It is the first event.
 
     `held` has (member, phase, code, detail) for every member that the journal and the supervisor know. In phase
     "exited", code and detail are its exit code and reason. For a member that waits for its gang, detail is the
@@ -298,7 +305,7 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class StraysOver(msgspec.Struct, frozen=True):
-    """Of the unknown members that ran here, no process is left."""
+    """Report that no process is left of the unknown members that ran here."""
 
 
 #: every event of the state machine: the leader's frames, reports of drivers and the pool, and the agent's own events
@@ -387,7 +394,7 @@ class ProbeFree(msgspec.Struct, frozen=True):
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Put these slots of a member into quarantine, and free its other slots."""
+    """Put these slots of a member into quarantine, and free its other slots unless it is stuck."""
 
     member: Member
     slots: tuple[int, ...]

@@ -91,7 +91,7 @@ def _by_group(pid: int, groups: Mapping[str, MemberName]) -> MemberName | None:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """Return the process and its ancestors, as far as this PID namespace shows them."""
+    """Return the process and its ancestors, nearest first, without pid 1, as far as this PID namespace shows them."""
     found: list[int] = []
     while pid > 1 and len(found) < ANCESTORS_MAX:
         found.append(pid)

@@ -93,14 +93,14 @@ _read_request: Final = RequestCache().read
 
 
 class Defect(AssertionError):
-    """`validate` found that the state violates an invariant."""
+    """The state violates an invariant, or a member was to take an illegal step to another phase."""
 
 
 class MemberTable:
     """The held members, and tombstones of members that have ended. It adds what the worker has to do to `commands`.
 
-    `on_member_over` is called whenever a member has exited, is stuck or is removed. A new session waits for this after
-    the last one has ended.
+    `on_member_over` is called whenever a member has exited, is stuck or is removed. The next session may wait
+    for this.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class MemberTable:
     # ----------------------------------------------------------------------------------------- the leader's orders
 
     def place(self, places: Sequence[Place]) -> None:
-        """Claim devices for new members. For members that have ended, report their end again."""
+        """Claim devices for new members, or refuse them; report ends again. Drop all while too many facts wait."""
         if self.outbox.is_full:
             self.dropped["facts-full"] += len(places)
             return
@@ -224,7 +224,7 @@ class MemberTable:
         return [Resized(*member.name, member.place.resized) for member in self.held.values() if member.place.resized]
 
     def _suspect_beside(self, member: Member) -> Member | None:
-        """Return a held member of another job that is a suspect too, as suspects run one by one; None to start now."""
+        """Return a held suspect outside this suspect's gang, as suspects run one by one; None to start it now."""
         suspects = self._suspects
         if member.name[:3] not in suspects:
             return None
@@ -263,7 +263,7 @@ class MemberTable:
         self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
 
     def start(self, start: Start) -> None:
-        """Start a gang's member that has claimed its devices. If it is not held, report how it ended."""
+        """Start a gang's member that has claimed its devices. If it is not held, report that, or how it ended."""
         name = (start.tenant, start.job, start.replica, start.attempt, start.fence)
         member = self.held.get(name)
         if member is None:
@@ -280,7 +280,7 @@ class MemberTable:
             self.commands.append(StartMembers(member.driver, [member]))
 
     def end(self, end: End) -> None:
-        """End or withdraw a member, and remember its end."""
+        """End a member, or withdraw it before its start. If it is not held, report its end (withdrawn if unknown)."""
         name = (end.tenant, end.job, end.replica, end.attempt, end.fence)
         member = self.held.get(name)
         if member is not None:
@@ -324,7 +324,10 @@ class MemberTable:
                 self.outbox.gathered.append(Fact("idle", *name, seconds, str(ends_s) if ends_s else ""))
 
     def freeze(self, freeze: Freeze) -> None:
-        """Freeze or resume a running member. While an order is unanswered, repeated orders are ignored."""
+        """Freeze or resume a running member, or report that it is in that state, or cannot be frozen.
+
+        Nothing happens while an earlier order is unanswered, and if a member with guests is to be resumed.
+        """
         member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
         if member is None or member.phase != "running" or member.freezing:
             return
@@ -513,7 +516,7 @@ class MemberTable:
             member.probe_at_s = self._now + (PROBE_QUARANTINED_S if member.quarantined else PROBE_S)
 
     def on_said_well(self, event: SaidWell) -> None:
-        """Count the members on these slots as ended: an operator states that the slots are free."""
+        """Treat members as ended if all of their quarantined slots are among these: an operator released them."""
         slots = set(event.slots)
         for member in [member for member in self.held.values() if member.quarantined]:
             if not set(member.quarantined) <= slots:

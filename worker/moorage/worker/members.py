@@ -1,8 +1,8 @@
 """The worker's state machine: it keeps the lease session and the members, and decides what to do next. Without I/O.
 
-`handle(event, now)` returns commands and has no other effect: no await, socket, clock or randomness (modelled on dask's
-`worker_state_machine`). The leader's orders are level-triggered and idempotent: to place a member that is held or has
-ended changes nothing (H8, H10, H11). Only facts free a GPU in the ledger.
+`handle(event, now)` returns commands and has no effect outside: no await, socket, clock or randomness (modelled on
+dask's `worker_state_machine`). The leader's orders are level-triggered and idempotent: to place a member that is held
+or has ended changes nothing (H8, H10, H11). Only facts free a GPU in the ledger.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class Members:
         return None
 
     def _give_up_if_in_vain(self, problem: Problem) -> None:
-        """Give up if another worker keeps the id: a lost worker would have freed it by now. Never with members."""
+        """Give up if another worker keeps the id, but not while members are held: a lost worker would have freed it."""
         again_s = problem.retry_after_s
         waited_s = self._now - self._refused_since_s
         if problem.code == "worker-id-in-use" and again_s and waited_s > ID_FREE_AFTER * again_s and not self.held:

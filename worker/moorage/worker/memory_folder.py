@@ -26,11 +26,11 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class NoMemory(Exception):
-    """This host cannot have such a folder."""
+    """This host cannot have a folder in memory for secrets."""
 
 
 class MemoryFolder:
-    """One folder.
+    """A folder in memory with this name, once `open` has made it.
 
     Root's is in /run, on a tmpfs of its own if /run is on a disk; another user's is in its runtime folder.
 
@@ -66,7 +66,10 @@ class MemoryFolder:
             self.path.rmdir()
 
     def _fault(self) -> str:
-        """Return why it must not have secrets, "" if it may. Raises OSError, NoMemory."""
+        """Return why the folder must not have secrets, "" if it may.
+
+        Raises OSError, and NoMemory if it is not a folder of this user with mode 0700.
+        """
         about = self.path.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != 0o700:
             raise NoMemory(f"{self.path} is not the agent's own folder")

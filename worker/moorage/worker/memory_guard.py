@@ -1,9 +1,9 @@
 """Guard the memory of shared GPUs: end a member that uses more than its part, and no other one.
 
 Each second the guard reads what processes use of each shared device, adds it up by member, and asks for the end of a
-member that has exceeded its part for `guard_grace_s`. The part holds for each device of the member, and everything that
-the driver counts for its processes counts, the CUDA context included. If that cannot be read, the guard's level falls
-at once, and with it what the worker promises (see `levels`).
+member that has exceeded its part for `guard_grace_s`. The part holds for each device of the member, and all memory of
+its processes is added, the CUDA context included. If that cannot be read several times in a row (`FAILED_MAX`), the
+guard's level falls, and with it what the worker promises (see `levels`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MemoryGuard:
         return bool(guardable and self._inventory.devices()) and any(d.tells_processes for d in self._drivers.values())
 
     async def run(self) -> None:
-        """Check the devices again and again; a failed check only lowers the level."""
+        """Check the devices until cancelled; return at once if there is nothing to guard. A fault is not raised."""
         looked_s = self._shell.now()
         while self._runs:
             await asyncio.sleep(self._pause_s())
@@ -119,7 +119,7 @@ class MemoryGuard:
         return bool(self.why_not or any(self._failed.values()) or self._granted())
 
     def _granted(self) -> dict[int, list[Member]]:
-        """Return the members with a limited part of shared devices, by slot."""
+        """Return the members with a limited part of shared devices, by slot, without claimed and exited members."""
         found: dict[int, list[Member]] = {}
         for member in self._held.values():
             if _grant_mib(member) and member.phase not in ("claimed", "exited"):
@@ -142,7 +142,10 @@ class MemoryGuard:
     # ------------------------------------------------------------------------------------------------------- a look
 
     async def _looked(self) -> dict[str, str]:
-        """Check every shared device, or all devices if none is shared. Return by mode why that failed."""
+        """Check every device with limited sharers, or all devices if there is none. Return by mode why that failed.
+
+        Members that exceed their part for too long are reported, and processes that hide their member are killed.
+        """
         granted = self._granted()
         failed: dict[str, str] = {}
         over: dict[MemberName, str] = {}
@@ -244,7 +247,7 @@ def _absent(pids: Collection[int]) -> str:
 
 
 def _grant_mib(member: Member) -> int:
-    """Return what a member may use of each of its devices; 0 without a limited part of a shared one."""
+    """Return the MiB that a member may use of each of its devices; 0 without a limited part of a shared one."""
     gpu = member.request.effective_gpu
     if gpu is None or gpu.share is None or member.place.mode not in SHARED:
         return 0

@@ -3,9 +3,9 @@
 Files are also deleted if output would leave too little of the disk for the journals next to it (`disk_room`).
 
 A file belongs to a member, and a member to the supervisor. The supervisor lists its members after the folder was read,
-so a member that started in between is never deleted. Ages count by CLOCK_BOOTTIME from the end that this process saw;
-for members that ended before, the file's time is compared with the wall clock. A crash at any point leaves whole files
-or none: the next process reads the folder again.
+so a member that started in between is never deleted. Ages are measured by CLOCK_BOOTTIME from the end that this process
+saw; for members that ended before, the file's time is compared with the wall clock. A crash at any point leaves whole
+files or none: the next process reads the folder again.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ class OutputKeeper:
             self._soon.set()
 
     def is_cleared(self, ended_ms: int) -> bool:
-        """Return whether output that ended then (wall milliseconds of another clock) may be deleted by the limits."""
+        """Return whether the output of a member may have been deleted by the limits.
+
+        It ended at `ended_ms`, in milliseconds of another host's wall clock.
+        """
         if self.bounds.keep_s <= 0 or min(self.bounds.bytes_max, self.bounds.members_max) <= 0:
             return True
         try:
@@ -129,10 +132,11 @@ class OutputKeeper:
         return ended_ms / 1000 <= cleared_s + SWEEP_S
 
     async def page(self, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
-        """Return a page of the kept output of a member with this key. Raises Refused (`not-kept`).
+        """Return a page of the kept output of a member with this key; without a file, an empty page.
 
-        `is_over` was determined before this call: then the file is complete. A member that is not over in the ledger
-        may be about to start here.
+        Raises Refused (`not-kept`) if the file cannot be read, or is not there and may have been deleted. `is_over`
+        says whether the file was complete before this call. A member that is not over in the ledger may be about to
+        start here.
         """
         path = output_path(self._state, key, _STREAM_OF[ask.stream])
         try:
@@ -152,7 +156,7 @@ class OutputKeeper:
         return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
 
     async def run(self) -> None:
-        """Sweep now, and then again and again."""
+        """Sweep now, then every `SWEEP_S` seconds and after many ends, until cancelled."""
         while True:
             await self.sweep()
             try:
@@ -163,7 +167,10 @@ class OutputKeeper:
             self._soon.clear()
 
     async def sweep(self) -> int:
-        """Delete output that exceeds the limits; return how many members' output was deleted."""
+        """Delete output that exceeds the limits; return of how many members.
+
+        An error of the disk is logged, and then it is 0.
+        """
         ended, self._ended = self._ended, {}
         try:
             sizes, running_bytes, spare = await asyncio.to_thread(self._measure, list(ended), list(self._living))
@@ -228,7 +235,10 @@ class OutputKeeper:
         return found
 
     def _clear(self, doomed: dict[str, Output]) -> None:
-        """Set the mark first: a reader must not take deleted output for the output of a silent job."""
+        """Delete the output of these members.
+
+        The mark is set first: a reader must not take deleted output for the output of a silent job.
+        """
         mark = self._state / MARK
         newest_s = max(output.mtime_s for output in doomed.values())
         try:

@@ -18,7 +18,7 @@ _CONTINUATION: Final = range(0x80, 0xC0)
 
 
 def read_page(path: Path, ask: ReadLog, is_over: bool) -> LogPage | None:
-    """Return the requested page; None if there is no file. `is_over` must have been true before this call.
+    """Return the requested page; None if there is no file. `is_over`: the file was complete before this call.
 
     Raises OSError for a file that is not regular or cannot be read.
     """
@@ -72,7 +72,7 @@ def _page(ask: ReadLog, offset: int, raw: bytes, size: int, is_over: bool, *, is
 
 
 def _text(raw: bytes, is_last: bool) -> tuple[str | None, int]:
-    """Return (text, its number of bytes); None for bytes that are not UTF-8, or would grow too much.
+    """Return (text, its number of bytes); (None, 0) for bytes that are not UTF-8, or would grow too much.
 
     A character that is cut at the end is left to the next page, unless there is nothing else.
     """

@@ -21,7 +21,7 @@ _decode_read_log: Final = Decoder[ReadLog](ReadLog)
 
 
 class OutputReader:
-    """One worker's reader."""
+    """Answers the requests for output that one worker gets."""
 
     def __init__(self, shell: Shell, worker: str, session: LeaseSession, drivers: Mapping[str, Driver]) -> None:
         self._shell = shell
@@ -31,7 +31,11 @@ class OutputReader:
         self._reading = 0
 
     def on_asked(self, delivery: Delivery) -> None:
-        """Take a request of the leader for a page."""
+        """Handle a request of the leader for a page, and answer it later; with "overloaded" at once if
+        `LOG_READS_MAX` pages are being read.
+
+        A request without a reply subject is dropped.
+        """
         if not delivery.reply:
             self._shell.dropped["no-reply"] += 1
         elif self._reading >= LOG_READS_MAX:
@@ -54,7 +58,7 @@ class OutputReader:
         self._shell.post(delivery.reply, encode(answer, json=False))
 
     async def _page(self, ask: ReadLog) -> LogPage:
-        """Return the page. Raises Refused for requests of another session, and for names that no member can have."""
+        """Return the page. Raises Refused for another session, for an impossible name, and if nothing is kept."""
         session = self._session
         if session.phase != "live" or ask.session != session.session:
             raise refuse("session-over", f"{self._worker} is in another lease session")

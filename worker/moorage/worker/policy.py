@@ -102,7 +102,8 @@ class Policy:
     def told(self) -> dict[str, list[str]]:
         """Return the drivers by tenant for the join, so that the scheduler sends no placement that would be refused.
 
-        Programs and users stay here: they tell about this host. Empty if the rules would not fit a join.
+        Programs and users stay here: they tell about this host. Empty without such rules, and if they would not fit a
+        join.
         """
         if sum(len(tenant) + sum(map(len, words)) for tenant, words in self._drivers.items()) > TOLD_CHARS_MAX:
             return {}

@@ -97,18 +97,18 @@ class GpuPool:
     def pending_claimers(self) -> int:
         """Return how many claims wait now.
 
-        A granted or cancelled claim stops counting at once, even before it runs again.
+        A granted or cancelled claim is not among them, even before it runs again.
         """
         self._reap()
         return sum(not _is_dead(waiter) for waiter in self._waiters)
 
     def try_claim(self) -> GpuLease | None:
-        """Return the first free slot in slot order, or None. Never overtakes a waiter."""
+        """Return a lease of the first free slot in slot order; None if no slot is free or a claim waits."""
         self._reap()
         return self._try(_Want(0, None, "exclusive"))
 
     async def claim(self, slots: Collection[int] | None = None, mode: Sharing = "exclusive") -> GpuLease | None:
-        """Return a slot, first come, first served; None at once if the pool has no slots.
+        """Wait for a slot, first come, first served, and return its lease; None at once if the pool has no slots.
 
         `slots` are the acceptable positions (None: any). With a shared `mode` the claim is one of the sharers of a
         device, within the mode's limits, and its `release` ends this share alone. Raises ValueError for an unknown
@@ -152,10 +152,11 @@ class GpuPool:
     # ------------------------------------------------------------------------------------------------ placements
 
     def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
-        """Take all of `slots` for a placement, or raise SlotsRefused with the reason and take nothing. Never waits.
+        """Claim all of `slots` for a placement, or raise SlotsRefused with the reason and claim nothing. Never waits.
 
         `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted. A `guest` gets
-        slots that another placement has alone, which must be frozen: one guest each.
+        slots that another placement has alone, one guest for each slot. The caller must know that this placement is
+        frozen.
         """
         self._reap()
         wanted = tuple(slots)
@@ -167,9 +168,9 @@ class GpuPool:
         return PoolLease(self, number, wanted, mode, holder)
 
     def take_again(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
-        """Take slots for a member that runs on them already, whatever `lent` says now.
+        """Claim slots for a member that runs on them already, whatever `lent` says now.
 
-        Unknown slots are left out. Raises SlotsRefused for a slot that another member has.
+        Unknown slots are left out. Raises SlotsRefused for a slot that another lease has alone or in another mode.
         """
         wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
         if taken := tuple(slot for slot in wanted if not self._table.joins(slot, mode, guest)):
@@ -229,7 +230,10 @@ class GpuPool:
         return self._table.lent
 
     def set_lent(self, slots: Iterable[int] | None) -> None:
-        """Change which positions placements may use (None: all). Placements keep the slots that they have."""
+        """Change which positions placements may use (None: all, empty: none). Placements keep the slots that they have.
+
+        Raises ValueError for an unknown position.
+        """
         lent = self._table.checked_lent(slots)
         if lent != self._table.lent:
             self._table.lent = lent
@@ -338,5 +342,5 @@ class GpuPool:
 
 
 def _is_dead(waiter: asyncio.Future[GpuLease]) -> bool:
-    """Return whether a waiter is cancelled or its event loop is closed: it will never take what it is given."""
+    """Return whether a waiter was granted a slot or cancelled, or its event loop is closed: it can be given nothing."""
     return waiter.done() or waiter.get_loop().is_closed()

@@ -40,7 +40,7 @@ class PoolCorrupted(RuntimeError):
 
 
 class PoolFull(MoorageError):
-    """More than `WAITERS_MAX` claims wait already."""
+    """A claim cannot wait, because `WAITERS_MAX` claims wait already."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -100,8 +100,9 @@ class LeaseHome(Protocol):
 
 
 class GpuLease:
-    """One whole device, until `release()`; ``async with`` and ``with`` release it at the end of the block, error or
-    not.
+    """A claim's lease of one device, whole or as a sharer, until `release()`.
+
+    ``async with`` and ``with`` release it at the end of the block, error or not.
 
     A lease that is dropped without release is released by the garbage collector with a ResourceWarning, but late or
     never.

@@ -15,9 +15,9 @@ LOCAL_ADDRESS: Final = "127.0.0.1"
 
 
 class Rendezvous:
-    """Ports of one worker; `ports` has those of all workers on this host.
+    """Ports of one worker; `ports` has the reserved ports of all workers in this process.
 
-    `address` None: the address that other hosts reach.
+    `address` is in the results of `reserve`; None for the address that other hosts reach.
     """
 
     def __init__(self, ports: set[int], address: str | None) -> None:
@@ -26,7 +26,7 @@ class Rendezvous:
         self._ours: dict[MemberName, int] = {}
 
     def reserve(self, name: MemberName, wanted: int) -> str:
-        """Return `address:port` with the first free port from `wanted` on; "" if none is wanted (0)."""
+        """Return `address:port` with the first free port from `wanted` on, see `reserve_port`; "" if `wanted` is 0."""
         return f"{self._address or own_address()}:{self.reserve_port(name, wanted)}" if wanted else ""
 
     def reserve_port(self, name: MemberName, wanted: int) -> int:
@@ -48,7 +48,7 @@ class Rendezvous:
 
 
 def is_free_port(port: int, address: str = "") -> bool:
-    """Return whether this TCP port is free to listen on; on every address of this host if none is named."""
+    """Return whether this TCP port of an address of this host is free to listen on; "" for all addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

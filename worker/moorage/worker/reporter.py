@@ -36,7 +36,7 @@ Meter = Callable[[Sequence[SlotReading], float], Event | None]  # takes the read
 
 
 class Reporter:
-    """Publishes one worker's frames.
+    """Publishes one worker's hello and load frames, and passes on what its devices show.
 
     `open` it, then call `tell` at the end of each turn, and by `due_s` at the latest.
     """
@@ -100,7 +100,7 @@ class Reporter:
 
     @property
     def due_s(self) -> float:
-        """When `tell` has work at the latest, in seconds of CLOCK_BOOTTIME."""
+        """When `tell` has work next, in seconds of CLOCK_BOOTTIME."""
         return min(self._load_at_s, self._sample_at_s)
 
     def slept(self, seconds: float) -> None:
@@ -110,7 +110,7 @@ class Reporter:
         self._sample_at_s += seconds
 
     def tell(self) -> None:
-        """Publish the load frame, and read the devices for it, if that is due."""
+        """Begin a reading of the devices that is due: a load frame follows. Else publish a load frame that is due."""
         now = self._shell.now()
         if now >= self._sample_at_s:
             self._sample_at_s = now + self.settings.load_s
@@ -177,7 +177,7 @@ class Reporter:
     def look(self, frame: Look) -> None:
         """Compare the devices with the leases and send the leader the findings.
 
-        One at a time, because a device may hang.
+        While an earlier request is not answered, drop this one: a device may hang.
         """
         if self._looking or not self._is_open:
             self._shell.dropped["look"] += 1
@@ -197,7 +197,7 @@ class Reporter:
         self._shell.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
 
     def _pool_changed(self) -> None:
-        """Publish the change with a load frame, at most LOADS_ON_CHANGE_PER_S_MAX a second."""
+        """Have a load frame publish the change soon: at most `LOADS_ON_CHANGE_PER_S_MAX` such frames a second."""
         if self._load_at_s == NEVER_S:
             self._load_at_s = self._load_sent_s + 1 / LOADS_ON_CHANGE_PER_S_MAX
             self._shell.wake()
@@ -223,7 +223,7 @@ class Reporter:
                 self._shell.enqueue(event)
 
     def _on_fault(self, slot: int, fault: Fault) -> None:
-        """Take a fault that a device reports by itself."""
+        """Handle a fault that a device reports by itself."""
         level: Literal["info", "error"] = "info" if fault.gravity == Gravity.NOTE else "error"
         self._shell.say(Log(level, "device-fault", f"GPU {slot} ({self.devices[slot].uuid}): {fault.detail}"))
         if self.watch.happened(slot, fault, self._shell.now()):

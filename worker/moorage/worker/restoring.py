@@ -14,12 +14,13 @@ from moorage.worker.member_messages import Member, MemberName
 
 @dataclass(slots=True)
 class Found:
-    """What was found: members that run on, and others that must end or were never started.
+    """What was found: members that are taken over, and others that must end or were never started.
 
-    `held` are the members that run on, with phase, exit code and reason. `withdrawn` are in the journal, but no driver
-    knows them. `strays` run, but are not in the journal or must end. `moved` are the strays whose slots now have other
-    devices, and `left` are their former slots, whose devices may still have their memory. `facts` report the ends of
-    the moved ones, for the join that follows once they have ended.
+    `held` are the members that are taken over, with phase, exit code and reason. `withdrawn` are in the journal, but no
+    driver knows them, or this agent cannot read their request or lacks their driver. `strays` run, but are not in the
+    journal or must end. `moved` are the strays whose slots now have other devices, and `left` are their former slots,
+    whose devices may still have their memory. `facts` report the ends of the moved ones, for the join that follows once
+    they have ended.
     """
 
     held: list[tuple[Member, str, int, str]] = field(default_factory=list)

@@ -64,7 +64,7 @@ log = logging.getLogger("moorage.worker")
 class Worker:
     """The agents of one process, put together by `start`. Callers may watch `host` and read `agents`.
 
-    `lender` is set if the process has one agent and its settings offer leases.
+    `lender` is set if the process has one agent, its settings offer leases, and the socket could be opened.
     """
 
     def __init__(self, host: FleetHost, connection: Connection, agents: list[Agent]) -> None:
@@ -77,17 +77,17 @@ class Worker:
         self.controller: ControllerProcess | None = None
 
     def close_unused(self) -> None:
-        """Close the parts of agents that the host has not taken over, after a failed start."""
+        """After a failed start, close all inventories, and the journals of agents that the host has not taken over."""
         for agent in self.agents:
             if agent.worker not in self.host.agents:
                 agent.journal.close()
             agent.inventory.close()
 
     async def stop(self) -> None:
-        """Close. Jobs with a supervisor run on; simulated jobs are ended.
+        """Close everything. Jobs with a supervisor run on, unless the state folder is gone; other jobs are ended first.
 
-        Then each agent without a job or lease says goodbye, so that the scheduler need not wait until its session is
-        over.
+        Each agent without a job or lease says goodbye before that, so that the scheduler need not wait until its
+        session is over.
         """
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
@@ -381,8 +381,9 @@ def _whole_gpus(agent: Agent) -> list[str]:
 
 
 async def _lender(agent: Agent) -> LeaseServer | None:
-    """Return the agent's socket for leases; None, with a warning in the log, if it cannot be opened: jobs do not need
-    it.
+    """Open the agent's socket for leases and return its server.
+
+    None, with a warning in the log, if it cannot be opened: jobs do not need it.
     """
     settings = agent.settings
     lender = LeaseServer(

@@ -405,7 +405,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def modes_lent(self) -> tuple[str, ...]:
-        """The modes in which it lends GPUs to processes of this host: these cannot be clients of managed daemons."""
+        """The modes in which the worker lends GPUs to processes of this host: those on offer, without a managed mps."""
         return tuple(mode for mode in self.modes_offered if mode != "mps" or self.mps != "managed")
 
 
@@ -440,7 +440,7 @@ def worker_settings(
 
 
 def settings_from(table: Mapping[str, Any]) -> WorkerSettings:
-    """Return settings from a table of plain values, as JSON gives them. Raises Refused, naming the field."""
+    """Return settings from a table of plain values, as JSON gives them. Raises Refused; its text names the field."""
     try:
         return msgspec.convert(table, WorkerSettings, dec_hook=_decode_path)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -454,7 +454,7 @@ def _decode_path(kind: type, value: object) -> object:
 
 
 def check_rules(name: str, rules: Mapping[str, str]) -> None:
-    """Raise ValueError for invalid tenants or too many of them."""
+    """Raise ValueError for invalid or too many tenants, and in `run_as` settings for a tenant without a user."""
     if len(rules) > TENANTS_MAX:
         raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")
     for tenant, words in rules.items():

@@ -11,7 +11,7 @@ from moorage.worker.member_messages import Event, Log
 
 
 class Shell(Protocol):
-    """An agent, as its parts use it; `dropped` counts by reason what got no answer."""
+    """An agent, as its parts use it; `dropped` has the number of dropped messages by reason."""
 
     dropped: Counter[str]
 
@@ -28,10 +28,10 @@ class Shell(Protocol):
         """Ask for a turn."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this outside the turns, until the agent closes."""
+        """Run this as a task outside the turns; it is cancelled when the agent closes."""
 
     def say(self, line: Log) -> None:
-        """Log a line for the operator; repeated lines are left out."""
+        """Log a line for the operator; a line that is repeated soon is left out."""
 
     def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
         """Call a driver. If a foreign driver raises, return the error in one line; else ""."""

@@ -86,7 +86,7 @@ class SlotTable:
         return not kept or mode in kept
 
     def joins(self, position: int, mode: Sharing, guest: bool) -> bool:
-        """Return whether one more holder may be on a slot beside its present ones."""
+        """Return whether a slot's present holders allow one more, by their mode and guests; limits are not checked."""
         slot = self.slots[position]
         if slot.mode is None:
             return True
@@ -116,7 +116,10 @@ class SlotTable:
         return "sharers-full" if len(slot.holders) >= self.sharers_max[mode] else None
 
     def fitting(self, wanted: Collection[int] | None, mode: Sharing) -> int | None:
-        """Return the slot that a claim gets now: one that is shared in its mode already, else the first free one."""
+        """Return the slot that a claim gets now: one that is shared in its mode already, else the first free one.
+
+        None if no slot fits. `wanted` are the acceptable positions; None for any.
+        """
         if mode != "exclusive":
             for position, slot in enumerate(self.slots):
                 if (wanted is not None and position not in wanted) or not self.takes(position, mode):
@@ -141,9 +144,9 @@ class SlotTable:
         again: bool = False,
         guest: bool = False,
     ) -> int:
-        """Make a lease on these slots and return its number.
+        """Make a lease on these slots and return its number. Only `joins` is checked here, not `why_not`.
 
-        Raises PoolCorrupted if `why_not` was not checked before.
+        Raises PoolCorrupted if a slot's present holders do not allow it.
         """
         number = self._next_lease
         self._next_lease += 1
@@ -174,7 +177,7 @@ class SlotTable:
         return record
 
     def release(self, number: int) -> tuple[int, ...]:
-        """End a lease and return its slots."""
+        """End a lease and return its slots. Raises PoolCorrupted if it was released already."""
         record = self.step(number, "released")
         del self.leases[number]
         for position in record.slots:

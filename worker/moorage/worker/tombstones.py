@@ -42,7 +42,7 @@ class Tombstones:
         return len(self._tombstones)
 
     def of(self, name: MemberName) -> Tombstone | None:
-        """Return the end that covers this member: its own, or that of a later member of its replica."""
+        """Return the end that covers this member: its own, or that of a later member of its replica, or None."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone if tombstone is not None and name[4] <= tombstone.fence else None
 
@@ -52,7 +52,7 @@ class Tombstones:
         return tombstone is not None and tombstone.fence == name[4]
 
     def is_forgotten(self, name: MemberName) -> bool:
-        """Return whether it is certainly over, although its end is no longer remembered."""
+        """Return whether a member is certainly over, although its end is no longer remembered."""
         return name[4] <= self._floor_fence
 
     def report(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:
@@ -61,7 +61,7 @@ class Tombstones:
         self.remember(name, kind, code, detail)
 
     def remember(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:
-        """Remember an end that the next frame of facts reports."""
+        """Remember an end that the next frame of facts reports, unless a later end of its replica is remembered."""
         base, fence = name[:3], name[4]
         tombstones = self._tombstones
         if base in tombstones:
@@ -77,7 +77,11 @@ class Tombstones:
                 self._floor_fence = max(self._floor_fence, tombstones.pop(oldest).fence)
 
     def report_again(self, name: MemberName, tombstone: Tombstone) -> None:
-        """Report an end again, unless a frame that reports it is still under way."""
+        """Report a member's end again, by the tombstone that covers it.
+
+        Do nothing while a frame that reports it is under way. A member that is older than the tombstone's is reported
+        as withdrawn.
+        """
         gathered = self._outbox.gathered
         if tombstone.fence != name[4]:
             gathered.append(Fact("withdrawn", *name))

@@ -31,9 +31,9 @@ class UsageMeter:
         self._read_s = 0.0
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> Metered | None:
-        """Take a reading of each slot.
+        """Handle a reading of each slot.
 
-        Return what was used since the last one by jobs that ran at both; None if none did.
+        Return what was used since the last reading by the jobs that ran at both; None if nothing was measured.
         """
         passed_ms, self._read_s = int((now_s - self._read_s) * 1000), now_s
         running = {
@@ -65,8 +65,9 @@ class UsageMeter:
         readings: Sequence[SlotReading],
         whose: dict[tuple[str, int], dict[int, MemberName | None] | None],
     ) -> _Use | None:
-        """Return what the processes of a sharer use; `whose` caches the members found for other sharers of this
-        reading.
+        """Return what the processes of a sharer use; None if that cannot be measured.
+
+        `whose` caches the members that were found for other sharers of this reading.
         """
         percents: list[int | None] = []
         memory_mib = 0
@@ -85,7 +86,7 @@ class UsageMeter:
         return _sum(percents), memory_mib
 
     def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, MemberName | None] | None:
-        """Return the members of processes; None if the driver or this PID namespace cannot tell."""
+        """Return the member of each process; None if the driver or this PID namespace cannot tell."""
         if not driver.can_measure():
             return None
         if not self._sees_all_pids and not all(os.path.exists(f"/proc/{pid}") for pid in pids):

@@ -1,9 +1,9 @@
-"""A helper process that freezes or resumes processes by the CUDA driver: `python -m moorage.worker.freezing.cuda`.
+"""Freeze or resume processes by the CUDA driver, as a helper process: `python -m moorage.worker.freezing.cuda`.
 
 It is a process of its own since each call waits for a GPU, and may wait for ever. It reads one JSON object: `do`
 (freeze or resume), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`, since the helper
-of an agent that was killed goes on. It writes one back: `state` as below, and `why`. What it does depends on the state
-in which it finds each process, so it can be run again after it was killed.
+of an agent that was killed goes on. It writes one back: `state`, an `Outcome`, and `why`. What it does depends on the
+state in which it finds each process, so it can be run again after it was killed.
 
 All processes are locked, then all are checkpointed: from the lock on none starts work on the GPU. What fails is undone.
 """
@@ -43,7 +43,7 @@ Outcome = Literal["frozen", "running", "broken"]
 
 
 class CallFailed(Exception):
-    """A call of the driver failed."""
+    """A call to the driver failed, the driver cannot freeze processes, or a process is in a wrong state."""
 
 
 def library_fault(name: str) -> str:
@@ -58,10 +58,10 @@ def library_fault(name: str) -> str:
 
 
 class Cuda:
-    """The driver of this host."""
+    """The CUDA driver of this host: its calls that freeze processes. `lock_ms` is the time limit of `lock`."""
 
     def __init__(self, library: str, lock_ms: int) -> None:
-        """Raises CallFailed where there is none that can freeze."""
+        """Load the driver. Raises CallFailed if it cannot freeze processes or cannot be initialized."""
         if fault := library_fault(library):
             raise CallFailed(fault)
         self._library = ctypes.CDLL(library)
@@ -76,7 +76,10 @@ class Cuda:
         return found.value
 
     def settled(self, pid: int) -> int:
-        """Return the state of a process once it is not on the way to another one, or after PASSING_S."""
+        """Return the state of a process once it is not on the way to another state.
+
+        From `PASSING_S` after this object was made, return the present state at once. Raises CallFailed.
+        """
         while (state := self.state(pid)) in (CHECKPOINTING, RESTORING) and time.monotonic() < self._passing_until:
             time.sleep(_PASSING_STEP_S)
         return state
@@ -101,7 +104,10 @@ class Cuda:
 
 
 def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
-    """Freeze all of these processes, or none. Return the result, and why they are not frozen."""
+    """Freeze all of these processes, without those that have ended; if one cannot be frozen, resume all.
+
+    Return the result, and why they are not frozen ("" if they are).
+    """
     try:
         for pid in _living(processes):
             if cuda.settled(pid) == RUNNING:
@@ -121,7 +127,10 @@ def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, s
 
 
 def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
-    """Let all of these processes run on. Return the result, and why one of them cannot."""
+    """Let all of these processes run on, without those that have ended.
+
+    Return "running" and ""; or "broken", and why some processes cannot run.
+    """
     whys = []
     for undo in (_restore, _unlock, _check):  # a process must not meet another one that is still away
         for pid in _living(processes):
@@ -152,7 +161,7 @@ def _check(cuda: Cuda, pid: int) -> None:
 
 
 def _living(processes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the pids that still belong to the same processes."""
+    """Return the pids of the processes that still live: a pid with another start time belongs to another process."""
     living = []
     for pid, ticks in processes:
         process = read_process(pid)
@@ -162,7 +171,11 @@ def _living(processes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def carry_out(asked: Mapping[str, Any]) -> tuple[Outcome, str]:
-    """Do what was asked. Without a driver, the processes are unchanged."""
+    """Freeze or resume the processes as asked, and return the result.
+
+    Without a driver that can freeze, they stay as they are: the result is "running" if they were to be frozen, "broken"
+    if they were to be resumed.
+    """
     processes = [(int(pid), int(ticks)) for pid, ticks in asked["processes"]]
     try:
         cuda = Cuda(asked["library"], int(asked["lock_ms"]))

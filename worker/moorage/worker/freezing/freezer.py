@@ -1,4 +1,4 @@
-"""Freezes the processes of attempts, and remembers across restarts of the agent which ones are frozen.
+"""Freeze the processes of attempts, and remember across restarts of the agent which ones are frozen.
 
 Before the first call a file says which processes are about to be frozen. An agent that finds them there after a crash
 resumes them, and the leader asks again. What is frozen stays so: only the driver knows where its memory is, and NVML
@@ -52,7 +52,10 @@ _decode: Final = msgspec.json.Decoder(list[_Entry]).decode
 
 
 class Freezer:
-    """One worker's. `held` reads what each process holds of the device in a slot, as `Inventory.held` does."""
+    """Freezes and resumes the attempts of one worker; `file` is its record of them.
+
+    `held` returns the MiB that each process holds of the device in a slot, as `Inventory.held` does.
+    """
 
     def __init__(self, file: Path, held: Callable[[int], Awaitable[Mapping[int, int]]]) -> None:
         self._file = file
@@ -61,8 +64,11 @@ class Freezer:
         self._library = cuda.LIBRARY
 
     async def open(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
-        """Take over from an earlier agent. Returns the attempts that are frozen, and why others can neither run on nor
-        be frozen."""
+        """Take over from an earlier agent: resume the `living` attempts that it was about to freeze.
+
+        Return the attempts that are frozen, and for each one that can neither run on nor be frozen the reason. Attempts
+        that are not among the `living` are forgotten. Raises OSError if the record cannot be written.
+        """
         self._entries = {entry.name: entry for entry in self._read() if entry.name in living}
         broken: dict[MemberName, str] = {}
         for entry in [entry for entry in self._entries.values() if not entry.done]:
@@ -74,7 +80,10 @@ class Freezer:
         return set(self._entries), broken
 
     async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
-        """Freeze all processes of an attempt that use these devices. Returns what became of them, and why."""
+        """Freeze all processes of an attempt that use these devices. Return the result, and why it is not "frozen".
+
+        "running" is also the result if no process uses them, and if the host's RAM has no room.
+        """
         try:
             held = [pair for slot in slots for pair in (await self._held(slot)).items()]
         except HeldUnknown as unknown:
@@ -105,7 +114,10 @@ class Freezer:
         return outcome, why
 
     async def resume(self, name: MemberName) -> tuple[Outcome, str]:
-        """Let the processes of an attempt run on. Return the result, and why they cannot."""
+        """Let the processes of an attempt run on, and forget it. Return the result, and why not all run.
+
+        The reason is "" if they run. An attempt that is not frozen here stays as it is, and the result is "running".
+        """
         entry = self._entries.get(name)
         if entry is None:
             return "running", ""
@@ -119,7 +131,11 @@ class Freezer:
             self._note()
 
     async def _help(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str]:
-        """Have a helper process do it. If it gives no answer it is ended, and another helper resumes the processes."""
+        """Have a helper process freeze or resume the processes; return its answer. One without an answer is ended.
+
+        Then another helper resumes the processes that it was to freeze; for those that it was to resume the result is
+        "broken".
+        """
         answer = await self._run(act, processes, seconds)
         if answer is None and act == "freeze":
             outcome, why = await self._run("resume", processes, seconds) or ("broken", "nor can it be resumed")
@@ -127,7 +143,10 @@ class Freezer:
         return answer or ("broken", "the driver did not resume it")
 
     async def _run(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str] | None:
-        """Run one helper and return its answer; None if it gives none."""
+        """Run one helper and return its answer; None if it gives none in time.
+
+        If it cannot start, the answer is that the processes stay as they are: "running" or "broken".
+        """
         asked = {
             "do": act,
             "processes": processes,
@@ -163,14 +182,14 @@ class Freezer:
             return []
 
     def _note(self) -> None:
-        """Write what is remembered; where that fails the file says less than is so, and the leader asks again."""
+        """Write the record after an attempt was forgotten. If that fails, log it: the file still lists the attempt."""
         try:
             self._write()
         except OSError as error:
             log.error("the record of frozen jobs, %s, cannot be written: %s", self._file, error)
 
     def _write(self) -> None:
-        """Raises OSError."""
+        """Write the record atomically; without entries, remove its file. Raises OSError."""
         if not self._entries:
             self._file.unlink(missing_ok=True)
             return
@@ -180,7 +199,7 @@ class Freezer:
 
 
 def _room_fault(wanted_mib: int) -> str:
-    """Return why the host's RAM has no room for this much GPU memory; "" if it has, or if that is unknown."""
+    """Return why the host's RAM has no room for this much GPU memory; "" if it has room, or if that is unknown."""
     try:
         lines = MEMINFO.read_text().splitlines()
         available_mib = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) // 1024

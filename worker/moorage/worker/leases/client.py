@@ -3,7 +3,7 @@
     async with borrow("/run/moorage/lease.sock", "1xL40S", purpose="fine-tune") as lease:
         model.to(torch.device("cuda", lease.devices[0].index))
         ...
-        if lease.asked_back:  # the agent stops, or an operator wants the devices: it has a reason and a deadline
+        if lease.asked_back:  # the agent stops or is gone, or the devices are idle or wanted: see its `reason`
             save_checkpoint(within_s=lease.asked_back.left_s)
             break
 
@@ -39,7 +39,7 @@ log = logging.getLogger("moorage.worker")
 
 
 class LeaseRefused(MoorageError):
-    """The agent refused the lease. `code` and fields say why; `errno` is set if the socket could not be opened."""
+    """No lease: the agent refused it or is gone. `errno` is 0 unless the socket could not be connected to."""
 
     def __init__(self, problem: Problem, errno: int = 0) -> None:
         self.errno: Final = errno
@@ -47,7 +47,10 @@ class LeaseRefused(MoorageError):
 
 
 class AskedBack:
-    """A request to give the devices back: its `reason`, and the deadline in seconds of CLOCK_BOOTTIME."""
+    """A request to give the devices back: its `reason`, and the deadline in seconds of CLOCK_BOOTTIME.
+
+    A lost lease has one, too, with the reason `AGENT_GONE` and the time of the loss as its deadline.
+    """
 
     __slots__ = ("deadline_boottime_s", "reason")
 
@@ -57,7 +60,7 @@ class AskedBack:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline, 0 after it."""
+        """Seconds until the deadline; 0 once it has passed."""
         return max(0.0, self.deadline_boottime_s - boottime_s())
 
     def __repr__(self) -> str:
@@ -100,20 +103,26 @@ class BorrowedLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the agent is gone and the lease with it: other processes may get the devices.
+        """Whether the connection to the agent ended, and the lease with it: other processes may get the devices.
 
-        Then `asked_back` is set.
+        If so, `asked_back` is set. A lease that was given back is not lost.
         """
         return self._lost
 
     async def wait_asked_back(self) -> AskedBack:
-        """Wait until the lease is asked back or lost; return at once if it was already."""
+        """Wait until the lease is asked back or lost, and return the latest request; at once if there is one already.
+
+        If the lease is given back first, this waits forever.
+        """
         await self._news.wait()
         assert self.asked_back is not None
         return self.asked_back
 
     async def give_back(self) -> None:
-        """Give the devices back and wait for the agent's answer. Does nothing if they are given back or lost."""
+        """Give the devices back, and wait at most `RETURN_S_MAX` seconds for the agent's answer. Raises no error.
+
+        Does nothing if they are given back or lost already.
+        """
         if self._over:
             return
         self._over = True
@@ -169,9 +178,11 @@ async def borrow(
 
     `path` is the agent's socket. `gpu` is a token (`2xH100:80G`, `1xL40S@time-slice`) or a spec for one replica: all of
     it is granted or nothing. Waiting is first come, first served, for at most `timeout_s` (None: without limit). The
-    lease belongs to this process and ends with it. `on_asked_back` is called in the event loop; an exception that it
-    raises is logged. Raises LeaseRefused (no agent there, a user who may not borrow, no device that matches),
-    SharingUnavailable, ValueError for a bad token, TimeoutError.
+    lease belongs to this process and ends with it. `on_asked_back` is called in the event loop, also when the lease is
+    lost; an exception that it raises is logged.
+
+    Raises LeaseRefused (no agent there, a user who may not borrow, too few devices that match), SharingUnavailable if
+    this host lacks what the shared mode needs, ValueError for a bad token, and TimeoutError after `timeout_s`.
     """
     spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
     reader, writer = await _connect(Path(path))
@@ -190,9 +201,11 @@ async def borrow(
 
 
 async def recall(path: Path | str, reason: str, within_s: float, pid: int | None = None) -> int:
-    """Ask for lent devices back, all of them or those of process `pid`, and return how many leases were asked back.
+    """Ask for lent devices back, all of them or those of process `pid`, and return how many leases these are.
 
-    Only the agent's own user and root may do this. Raises LeaseRefused, TimeoutError.
+    Holders have `within_s` seconds; a lease that was asked back with an earlier deadline keeps that deadline. Only the
+    agent's own user and root may do this. Raises LeaseRefused (no agent there, not permitted), and TimeoutError if the
+    agent does not answer.
     """
     reader, writer = await _connect(Path(path))
     try:

@@ -9,7 +9,7 @@ from moorage.worker.leases.protocol import Answer, AskedBack, frame
 
 
 class Holder:
-    """A connection that has a lease or waits for one."""
+    """A connection to the lease socket. `slots` is empty unless it has a lease."""
 
     __slots__ = ("asked_back", "mode", "overdue", "pid", "purpose", "slots", "uid", "writer")
 
@@ -24,7 +24,10 @@ class Holder:
         self.overdue: asyncio.TimerHandle | None = None
 
     def say(self, answer: Answer) -> None:
-        """Send an answer without waiting. A holder that never reads costs little: answers are few and small."""
+        """Send an answer without waiting; do nothing if the connection is closing.
+
+        A holder that never reads costs little: answers are few and small.
+        """
         if not self.writer.is_closing():
             self.writer.write(frame(answer))
 

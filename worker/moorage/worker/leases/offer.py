@@ -10,7 +10,9 @@ from moorage.schemas.gpu import GpuSpec, capability_of, format_token, mig_profil
 
 
 def matches(spec: GpuSpec, device: Device) -> bool:
-    """Return whether a device meets a spec: vendor, model, memory and so on."""
+    """Return whether one device has what a spec asks of each: vendor, model, sharing mode, compute capability, MIG
+    profile, memory, and for `time_slice_index` the index.
+    """
     if spec.time_slice_index is not None and device.index != spec.time_slice_index:
         return False
     if spec.effective_vendor and device.vendor.lower() != spec.effective_vendor:
@@ -30,7 +32,10 @@ def matching(spec: GpuSpec, devices: Sequence[Device]) -> set[int]:
 
 
 def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> None:
-    """Raise MoorageError for a request that a host with these devices and sharing modes can never meet."""
+    """Raise MoorageError for a request that a host with these devices and sharing modes can never meet.
+
+    A spec with a `share` is refused, too, because a lease does not limit its sharers.
+    """
     if (trouble := spec.trouble) is not None:
         field, message, found, allowed = trouble
         raise MoorageError(problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed))

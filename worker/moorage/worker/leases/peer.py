@@ -16,7 +16,10 @@ _SO_PEERPIDFD: Final = 77
 
 
 def open_pidfd(connection: socket.socket, pid: int) -> int:
-    """Return a pidfd of the peer; -1 if it is gone or not visible in this pid namespace."""
+    """Return a pidfd of the peer; -1 if none can be opened: it is gone, or not visible in this pid namespace.
+
+    `pid` is opened where the kernel cannot give the pidfd of a connection's peer.
+    """
     try:
         return int(connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
     except OSError:
@@ -28,7 +31,10 @@ def open_pidfd(connection: socket.socket, pid: int) -> int:
 
 
 def watch(pidfd: int) -> asyncio.Future[None]:
-    """Return a future that is done when the process is gone (pidfd_open(2): the pidfd becomes readable)."""
+    """Return a future that is done when the process of `pidfd` is gone (pidfd_open(2): the pidfd becomes readable).
+
+    Until then the event loop reads `pidfd`: remove that reader before closing it.
+    """
     loop = asyncio.get_running_loop()
     dead: asyncio.Future[None] = loop.create_future()
 
@@ -42,9 +48,10 @@ def watch(pidfd: int) -> asyncio.Future[None]:
 
 
 def listen_alone(path: Path, gid: int | None) -> socket.socket:
-    """Return a listening socket, in place of an abandoned one. `gid` is the group that may connect besides this user.
+    """Return a socket that listens on `path`, and replace an abandoned one there.
 
-    Raises OSError: EADDRINUSE if an agent listens there.
+    `gid` is the group that may connect besides this user; None for this user alone. Raises OSError: EADDRINUSE if an
+    agent listens there.
     """
     with open_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(f"{folder}/{path.name}") == 0:

@@ -1,8 +1,9 @@
 """Define the frames between the agent and a process of its host that borrows GPUs, on the agent's UNIX stream socket.
 
-A frame is a 4-byte big-endian length and that many bytes of msgpack, one message each. A connection is one lease:
-`Borrow`, then `Granted` (or an error frame), then perhaps `AskedBack`, then `GiveBack` and `Returned`, or the end of
-the connection. There is no heartbeat: the lease lasts while the socket is open and the process lives.
+A frame is a 4-byte big-endian length and that many bytes of msgpack, one message each. A borrower's connection is one
+lease: `Borrow`, then `Granted` (or an error frame), then perhaps `AskedBack`, then `GiveBack` and `Returned`, or the
+end of the connection. There is no heartbeat: the lease lasts while the socket is open and the process lives. An
+operator's connection has no lease: it sends `Recall` and gets `Recalled` (or an error frame).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HEADER_BYTES: Final = 4
 
 
 class Borrow(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="borrow"):
-    """Ask for `gpu.count` devices, whole or in the spec's shared mode. `purpose` is shown to operators."""
+    """Ask for `gpu.count` devices, whole or in the spec's shared mode. `purpose` appears in the worker's log."""
 
     gpu: GpuSpec
     purpose: str = ""
@@ -37,7 +38,7 @@ class GiveBack(msgspec.Struct, frozen=True, tag_field="kind", tag="give-back"):
 
 
 class Recall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="recall"):
-    """Ask leases back, as an operator: those of process `pid` or all, within `within_s` seconds."""
+    """Ask leases back, as an operator: those of process `pid` (None: all). Holders have `within_s` seconds."""
 
     reason: str
     within_s: float
@@ -63,7 +64,7 @@ class Returned(msgspec.Struct, frozen=True, tag_field="kind", tag="returned"):
 
 
 class Recalled(msgspec.Struct, frozen=True, tag_field="kind", tag="recalled"):
-    """Answer a Recall with the number of leases that were asked back."""
+    """Answer a Recall with the number of leases that it is about, among them those asked back already."""
 
     leases: int
 
@@ -77,7 +78,7 @@ _decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
 
 
 class FrameRefused(Exception):
-    """The bytes are no frame of this protocol; the connection cannot be read further."""
+    """The bytes are no frame of this protocol, or the connection may not make this request. It is read no further."""
 
 
 def frame(message: Request | Answer) -> bytes:
@@ -86,9 +87,9 @@ def frame(message: Request | Answer) -> bytes:
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
-    """Return the next request; None at the end of the connection, also within a frame.
+    """Return the next request; None if the connection has ended, at a frame's end or within a frame.
 
-    Raises FrameRefused for one that is too long or cannot be decoded.
+    Raises FrameRefused for a frame that is too long or cannot be decoded.
     """
     body = await _read(reader)
     try:
@@ -98,9 +99,9 @@ async def read_request(reader: asyncio.StreamReader) -> Request | None:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
-    """Return the next answer; None at the end of the connection, also within a frame.
+    """Return the next answer; None if the connection has ended, at a frame's end or within a frame.
 
-    Raises FrameRefused for one that is too long or cannot be decoded.
+    Raises FrameRefused for a frame that is too long or cannot be decoded.
     """
     body = await _read(reader)
     try:

@@ -40,20 +40,27 @@ class Returning:
         self._marked: dict[int, set[Holder]] = {}  # slots that we quarantined, and because of which holders
 
     def free(self, leases: list[GpuLease], holder: Holder) -> None:
-        """Give these leases back to the pool once nothing of the holder is left on their devices."""
+        """Give these leases back to the pool, each once its device is seen free; return at once.
+
+        A whole device is free once its memory is back at the idle baseline, a share once no process of the holder is on
+        the device. A device that is not free after `free_wait_s` is quarantined until it is.
+        """
         self._freeing.update(leases)
         pids = {holder.pid, *descendants([holder.pid])} if holder.mode != "exclusive" else set()
         for lease in leases:
             self._spawn(self._free_when_seen(lease, holder, pids))
 
     def close(self) -> None:
-        """Give all leases back to the pool without looking at their devices any more."""
+        """Give the leases that wait for free devices back to the pool now, unchecked. The waits must have ended."""
         for lease in self._freeing:
             lease.release()
         self._freeing.clear()
 
     def overdue(self, holder: Holder) -> None:
-        """Quarantine the holder's devices until it gives them back: its deadline has passed."""
+        """Quarantine the devices of a holder whose deadline has passed.
+
+        The quarantine ends when they are given back and free, or by `stays`.
+        """
         asked = holder.asked_back
         for slot in holder.slots:
             self._mark(slot, holder, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
@@ -77,7 +84,10 @@ class Returning:
         self._unmark(slot, holder)  # it may be marked as overdue, too
 
     async def _is_free(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
-        """Return whether nothing of the holder is on the device. A device that cannot be read counts as not free."""
+        """Return whether a whole device has its idle memory, or none of `pids` is on a shared one.
+
+        A device that cannot be read is not free.
+        """
         try:
             return await self._look(slot, mode, pids)
         except Exception as error:
@@ -93,7 +103,7 @@ class Returning:
         return reading.health != "unresponsive" and not any(each.pid in pids for each in reading.processes)
 
     def stays(self, holder: Holder) -> None:
-        """Lift the quarantine of a holder that need not give back any more."""
+        """Lift the quarantine of a holder that may keep its devices after all, if no other holder keeps it up."""
         for slot in holder.slots:
             self._unmark(slot, holder)
 
@@ -102,7 +112,7 @@ class Returning:
         self._pool.quarantine(slot, reason, CLOSED_BY)
 
     def _unmark(self, slot: int, holder: Holder) -> None:
-        """Remove one holder's mark: several sharers may mark a device, and the last removal lifts the quarantine."""
+        """Remove one holder's mark. Several sharers may have marked a device: the last removal lifts its quarantine."""
         marks = self._marked.get(slot, set())
         marks.discard(holder)
         if not marks and self._marked.pop(slot, None) is not None:

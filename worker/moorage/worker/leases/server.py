@@ -7,7 +7,7 @@ holder on it. Until then it stays out of use, and is quarantined after `free_wai
 that lives on and keeps a context on the device keeps the device.
 
 Borrowers wait in one queue, and the first of them waits in the pool's own (`GpuPool.claim`). While it waits, this host
-accepts no placement, so no placement overtakes it. It gets all of its devices or none. While a process of the host
+accepts no placement with GPUs, so none overtakes it. It gets all of its devices or none. While a process of the host
 shares a device, the scheduler places nothing more on that device; other borrowers may share it, within the mode's
 limits.
 
@@ -102,7 +102,7 @@ class LeaseServer:
         return [holder for holder in self._holders if holder.slots]
 
     async def open(self, path: Path) -> None:
-        """Listen on `path`, in place of the socket of an agent that is gone.
+        """Listen on `path`, and replace the socket that an agent that is gone may have left there.
 
         Raises OSError: EADDRINUSE if another agent listens there.
         """
@@ -110,10 +110,11 @@ class LeaseServer:
         self._server = await asyncio.start_unix_server(self._accept, sock=listener, **SERVER_OPTIONS)
 
     def ask_back(self, reason: str, within_s: float, pid: int | None = None) -> int:
-        """Ask holders (of process `pid`, or all) to give back within `within_s` seconds. Return how many were asked.
+        """Ask holders (of process `pid`, or all) to give back within `within_s` seconds. Return how many they are.
 
-        A holder that does not give back is not ended, because its process is not the worker's. From the deadline on its
-        devices are quarantined; they come back when it gives them back or dies.
+        A holder with an earlier deadline keeps it and is not asked again, but is in the number. A holder that does not
+        give back is not ended, because its process is not the worker's. From the deadline on its devices are
+        quarantined; they come back when it gives them back or dies.
         """
         deadline = AskedBack(reason, boottime_s() + within_s)
         asked = 0
@@ -134,7 +135,10 @@ class LeaseServer:
         holder.overdue = asyncio.get_running_loop().call_later(within_s, self._returning.overdue, holder)
 
     def seen(self, readings: Sequence[SlotReading], now_s: float) -> None:
-        """Take a reading of each slot: log a lease whose devices show no use, then ask it back as the settings say."""
+        """Handle a reading of each slot: log a lease whose devices show no use, then ask it back as the settings say.
+
+        Only exclusive leases are watched. Without `idle` this does nothing.
+        """
         if self._idle is None:
             return
         alone = {holder: ("", holder.slots) for holder in self.holders if holder.mode == "exclusive"}
@@ -145,7 +149,7 @@ class LeaseServer:
                 self._ask_back(holder, AskedBack(reason, boottime_s() + IDLE_BACK_S), IDLE_BACK_S)
 
     async def leave(self, reason: str, within_s: float) -> None:
-        """Lend nothing more, ask for all leases, and wait until they are back, at most `within_s`."""
+        """Lend nothing more, ask for all leases, and wait until holders have given them back, at most `within_s`."""
         self._refuse(reason)
         self.ask_back(reason, within_s)
         with contextlib.suppress(TimeoutError):
@@ -153,8 +157,10 @@ class LeaseServer:
                 await self._empty.wait()
 
     def drain(self, draining: bool) -> None:
-        """Lend nothing more and ask for all leases within an hour; or, with False, lend again and cancel those
-        requests.
+        """With True, lend nothing more and ask for all leases within `DRAIN_S`. With False, end that: lend again.
+
+        Then the deadlines of the drain have no effect any more; holders get no message. Does nothing if the server
+        lends nothing for another reason.
         """
         if draining and not self._closing:
             self._refuse(DRAINED)
@@ -170,7 +176,7 @@ class LeaseServer:
                 self._returning.stays(holder)
 
     def _refuse(self, reason: str) -> None:
-        """Lend nothing from now on, also not to borrowers that wait."""
+        """Lend nothing from now on; refuse the borrowers that wait, and close their connections."""
         self._closing = reason
         for holder in list(self._holders):
             if not holder.slots:
@@ -178,7 +184,10 @@ class LeaseServer:
                 holder.writer.close()
 
     async def close(self) -> None:
-        """Close every connection; that tells the holders that their leases are gone."""
+        """Close every connection, so holders learn that their leases are gone.
+
+        The pool gets all devices back, unchecked.
+        """
         self._closing = self._closing or "the agent stops"
         self._closed = True
         if self._server is not None:
@@ -302,7 +311,7 @@ class LeaseServer:
             self._returning.free(claim.result(), holder)
 
     async def _claim(self, spec: GpuSpec) -> list[GpuLease]:
-        """Return all leases that `spec` asks for; borrowers are served in order of arrival."""
+        """Wait for all leases that `spec` asks for, and return them; borrowers are served in order of arrival."""
         got: list[GpuLease] = []
         wanted = matching(spec, self._devices)
         try:
@@ -324,7 +333,10 @@ def _refusal(message: str) -> Problem:
 
 
 async def _heard(reader: asyncio.StreamReader) -> None:
-    """Let a refused peer read the reason: if we closed before it has written, it would see a broken pipe instead."""
+    """Read what a refused peer writes, for a limited time, so that it can read the reason.
+
+    If the connection closed before the peer has written, the peer would see a broken pipe instead.
+    """
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(FIRST_WORD_S_MAX):
             await reader.read(FRAME_BYTES_MAX)

@@ -33,41 +33,48 @@ class MpsClients:
             mps.attach(self._on_lost, lambda slot: pool.unquarantine(slot, MPS))
 
     async def open(self) -> None:
-        """Take over the daemons of an earlier agent, once its members are taken over. Raises SupervisorMissing."""
+        """Take over the daemons of an earlier agent, and quarantine GPUs whose daemon has no client.
+
+        The members of the earlier agent must have been taken over before. Raises SupervisorMissing.
+        """
         if self.mps is not None:
             await self.mps.open()
             for slot in self.mps.left_over:
                 self._keep_closed(slot)
 
     async def close(self) -> None:
-        """Release the daemons; they run on while they have clients."""
+        """Release the daemons: those with clients run on, the others are ended."""
         if self.mps is not None:
             await self.mps.close()
 
     def admit(self, member: Member) -> None:
-        """Take a member that may be a client. Raises Refused if it shares by mps, but cannot here or now."""
+        """Accept a member as a client if it shares by mps. Raises Refused if it cannot share here, or not now."""
         if self.mps is not None:
             self.mps.admit(member, self._uid_of(member))
 
     def admit_again(self, member: Member) -> None:
-        """Take a member that an earlier agent has started."""
+        """Accept a member that an earlier agent has started as a client, if it shares by mps."""
         if self.mps is not None:
             self.mps.admit_again(member, self._uid_of(member))
 
     async def leave(self, name: MemberName) -> bool:
-        """Record that a member is over.
+        """Record that a member is over, and end the daemon if it was the last client.
 
-        Return whether its GPU may be freed: the last client's only once the daemon has ended.
+        Return whether the member's GPU may be freed: False if the daemon was to end and has not.
         """
         return self.mps is None or await self.mps.leave(name)
 
     def forget(self, name: MemberName) -> None:
-        """Drop a member before it frees its GPU. A GPU whose daemon has no client but has not ended is closed."""
+        """Drop a member before it frees its GPU, and quarantine a GPU whose daemon has no client but has not ended."""
         if self.mps is not None and (slot := self.mps.forget(name)) is not None:
             self._keep_closed(slot)
 
     def begin_end(self, command: EndMember) -> float:
-        """Return the grace for the driver. A client must be killed only after its work on the GPU was stopped."""
+        """Return the grace in seconds that the driver gives to a member that ends.
+
+        A client may be killed only after its work on the GPU was stopped. So it gets `TERMINATE_S` more, and a task
+        stops that work once its own grace is over, then kills it. A fence does not wait: it changes nothing.
+        """
         if self.mps is None or command.why == "fence" or not self.mps.has_joined(command.member.name):
             return command.grace_s
         self._shell.spawn(self._end(self.mps, command))

@@ -60,7 +60,10 @@ class MpsControl:
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     async def ask(self, command: str, timeout_s: float | None = None) -> list[str]:
-        """Send one command and return the lines of the answer. Raises MpsFault if no daemon answers in time."""
+        """Send one command and return the lines of the answer, within `timeout_s` seconds (None: `ASK_S`).
+
+        Raises MpsFault if the program cannot be started or fails, or if no daemon answers in time.
+        """
         word = command.partition(" ")[0]
         timeout_s = timeout_s or ASK_S
         try:
@@ -92,11 +95,11 @@ class MpsControl:
         return lines
 
     async def servers(self) -> list[int]:
-        """Return the pids of the daemon's servers: none before its first client. Raises MpsFault."""
+        """Return the pids of the daemon's servers; [] before its first client. Raises MpsFault."""
         return await self._pids("get_server_list")
 
     async def clients(self, server: int) -> list[int]:
-        """Return the pids of a server's clients; none if the server is gone. Raises MpsFault."""
+        """Return the pids of a server's clients; [] also if the server is gone. Raises MpsFault."""
         return await self._pids(f"get_client_list {server}", _no_server(server))
 
     async def is_faulty(self, server: int) -> bool:
@@ -111,11 +114,17 @@ class MpsControl:
         await self.ask(f"terminate_client {server} {client}")
 
     async def quit(self, timeout_s: float) -> None:
-        """End the daemon and its servers, by force after `timeout_s` if they have clients. Raises MpsFault."""
+        """End the daemon and its servers, by force after `timeout_s` if they have clients. Raises MpsFault.
+
+        `timeout_s` is in whole seconds, at least 1: a fraction is cut off.
+        """
         await self.ask(f"quit -t {max(1, int(timeout_s))}", timeout_s + ASK_S)
 
     async def limit(self, limits: Limits) -> None:
-        """Set the limits of all clients from now on, and read them back. Raises MpsFault if they were not set."""
+        """Set the limits of all clients from now on, and read them back.
+
+        Raises MpsFault if they were not set, and for a memory limit below 1 MiB.
+        """
         mib, percent = limits
         if mib < 1:
             raise MpsFault("a limit of 0 MiB would be no limit")

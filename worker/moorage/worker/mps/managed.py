@@ -53,7 +53,7 @@ log = logging.getLogger("moorage.worker")
 
 @dataclass(slots=True)
 class _Sharer:
-    """A member that shares a GPU by mps. `joined` is set once the daemon was ready for it."""
+    """A member that shares a GPU by mps. `joined` is set from when a daemon is ready for it until that daemon fails."""
 
     slot: int
     uid: int | None
@@ -64,7 +64,7 @@ class _Sharer:
 
 @dataclass(slots=True)
 class _Gpu:
-    """One GPU and its daemon. `key` is the daemon's key at the supervisor; "" if none may run."""
+    """One GPU and its daemon. `key` is the daemon's key at the supervisor; "" if there surely is no daemon."""
 
     slot: int
     device: Device
@@ -80,7 +80,7 @@ class _Gpu:
 
 
 class ManagedMps:
-    """The MPS daemons; see the module's docstring. `folder` gets the daemons' directories."""
+    """The MPS daemons of one worker; see the module's docstring. `folder` gets the daemons' directories."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ManagedMps:
         self._spawn(self._watch())
 
     async def close(self) -> None:
-        """Release the daemons: those with sharers run on, the others are ended."""
+        """Release the daemons: those with sharers run on, the others are ended, in at most `END_S` seconds in all."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 for slot in self.left_over:
@@ -136,9 +136,10 @@ class ManagedMps:
     # -------------------------------------------------------------------------------------------- members come and go
 
     def admit(self, member: Member, uid: int | None) -> None:
-        """Take a member as a sharer of its GPU. Raises Refused if it cannot share by mps here, or not now.
+        """Accept a member as a sharer of its GPU. Raises Refused if it cannot share by mps here, or not now.
 
-        `uid` is the user that it will run as; None if its driver cannot tell.
+        Does nothing for a member that does not share by mps. `uid` is the user that it will run as; None if its driver
+        cannot tell, and then it is refused.
         """
         if member.place.mode != MPS:
             return
@@ -163,20 +164,20 @@ class ManagedMps:
         self._sharers[member.name] = sharer
 
     def admit_again(self, member: Member, uid: int | None) -> None:
-        """Take a member that an earlier agent started as a sharer."""
+        """Accept as a sharer a member that an earlier agent started. Do nothing if it does not share by mps."""
         if member.place.mode == MPS and len(member.slots) == 1 and (gpu := self._gpus.get(member.slots[0])):
             limits = _limits_of(member.request.effective_gpu or GpuSpec(), gpu.device)
             self._sharers[member.name] = _Sharer(gpu.slot, uid, limits, joined=True)
 
     def has_joined(self, name: MemberName) -> bool:
-        """Return whether a daemon was ready for this member."""
+        """Return whether a daemon was ready for this member and has not failed since."""
         sharer = self._sharers.get(name)
         return sharer is not None and sharer.joined
 
     async def join(self, name: MemberName) -> dict[str, str]:
         """Prepare a daemon with the right limits for this member, and return the variables that lead the member to it.
 
-        Raises SharingUnavailable.
+        Raises SharingUnavailable if no daemon with these limits can be made ready, or if the member was withdrawn.
         """
         sharer = self._sharers.get(name)
         if sharer is None:
@@ -188,7 +189,8 @@ class ManagedMps:
     async def leave(self, name: MemberName) -> bool:
         """Record that a member is over, and end the daemon if it was the last sharer.
 
-        Return whether its GPU may be freed.
+        Return whether the member's GPU may be freed: False if the daemon was to end and has not, or if the GPU's
+        compute mode is not restored.
         """
         sharer = self._sharers.get(name)
         if sharer is None:
@@ -201,7 +203,7 @@ class ManagedMps:
     def forget(self, name: MemberName) -> int | None:
         """Drop a member that uses nothing any more.
 
-        Return the slot that must stay closed until its daemon has ended.
+        Return the slot that must stay closed until its daemon has ended, None for no slot.
         """
         sharer = self._sharers.pop(name, None)
         if sharer is None or self._on(sharer.slot) or self._is_down(self._gpus[sharer.slot]):
@@ -215,7 +217,10 @@ class ManagedMps:
         return [gpu.slot for gpu in self._gpus.values() if not self._is_down(gpu) and not self._on(gpu.slot)]
 
     async def terminate(self, name: MemberName, own: Callable[[Collection[int]], Collection[int]]) -> None:
-        """Stop the work of a member's processes on the GPU, before they are killed. `own` selects its pids."""
+        """Stop the work of a member's processes on the GPU, before they are killed. `own` selects its pids.
+
+        Return at the first fault of the daemon, and raise no error.
+        """
         sharer = self._sharers.get(name)
         if sharer is None:
             return
@@ -251,10 +256,9 @@ class ManagedMps:
                 raise SharingUnavailable("mps", str(fault)) from None
 
     def _limits(self, gpu: _Gpu) -> Limits | None:
-        """Return the greatest limits of its sharers: a daemon has one limit for all clients, and each client lowers its
-        own.
+        """Return the greatest limits among the GPU's sharers; None if all of them are over meanwhile.
 
-        Return None if all sharers are over meanwhile.
+        A daemon has one limit for all clients, and each client lowers its own.
         """
         own = [sharer.limits for sharer in self._on(gpu.slot) if not sharer.over]
         return Limits(max(each.memory_mib for each in own), max(each.percent for each in own)) if own else None
@@ -291,7 +295,7 @@ class ManagedMps:
                     raise MpsFault(f"the daemon is not ready: {fault}") from None
 
     async def _stop(self, gpu: _Gpu) -> bool:
-        """End the daemon, and restore the GPU's compute mode. Return whether both succeeded."""
+        """End the daemon if there is one, and restore the GPU's compute mode. Return whether both succeeded."""
         if gpu.key:
             key = f"{self.owner}|{gpu.key}"
             if not gpu.ended.is_set():
@@ -320,7 +324,7 @@ class ManagedMps:
     # ------------------------------------------------------------------------------------------------- their health
 
     async def _watch(self) -> None:
-        """Check each daemon again and again; end one without sharers."""
+        """Check each daemon every `CHECK_S` seconds, and sooner if one has ended; end a daemon without sharers."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_S):
@@ -400,7 +404,10 @@ class ManagedMps:
         """Do nothing: `on_listed` follows and reports that all daemons have ended."""
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        """Take over the running daemons; those that are not listed have ended."""
+        """Take over the listed daemons that run, and end those that no GPU needs.
+
+        A daemon that is not listed has ended.
+        """
         states = {key: event for key, _, event in listed}
         for gpu in self._gpus.values():
             known = [key for key in states if key.rpartition("/")[0] == gpu.device.uuid]
@@ -447,6 +454,7 @@ def _make_folders(root: Path, gpu: _Gpu, uid: int | None) -> None:
     """Make the daemon's directories, without old files. Its clients can use the sockets; others can put no files there.
 
     A server runs as its clients' user, so its log belongs to that user, in a folder that does not.
+    Raises MpsFault if `root` exists and is not this user's own folder, and OSError.
     """
     if not root.exists():
         root.mkdir(parents=True)

@@ -17,7 +17,10 @@ def format_of(image: str) -> str | None:
 
 
 def find(image: str, folders: Iterable[str]) -> str | None:
-    """Return the path of an image in one of these folders, with links followed; None if there is none."""
+    """Return the path of an image in the first of these folders that has it, with links followed.
+
+    None if no folder has a file of this name, with a known suffix, whose links stay inside that folder.
+    """
     for folder in map(os.path.realpath, folders):
         path = os.path.realpath(os.path.join(folder, image))
         if Path(path).is_relative_to(folder) and os.path.isfile(path) and format_of(path) is not None:

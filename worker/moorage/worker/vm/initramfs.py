@@ -22,8 +22,9 @@ _END: Final = "TRAILER!!!"
 
 
 def write(into: BinaryIO, base: Path, folder: str) -> None:
-    """Write the operator's initramfs, then moorage's additions; without a `folder` /work is empty.
+    """Write the operator's initramfs `base`, then moorage's additions.
 
+    /work gets the contents of `folder`; "" for none. Of the folder, only files, folders and symbolic links are written.
     No process may write to the folder meanwhile. Raises OSError, also for a file that is too large.
     """
     with base.open("rb") as source:
@@ -66,7 +67,9 @@ def _entry(into: BinaryIO, name: str, mode: int, data: bytes = b"") -> None:
 
 
 def _head(into: BinaryIO, name: str, mode: int, size: int, mtime: int) -> None:
-    """The numbers are: inode, mode, uid, gid, links, mtime, size, four of devices, length of the name, checksum."""
+    """Write the header of an entry. Its numbers: inode, mode, uid, gid, links, mtime, size, four of devices, length of
+    the name, checksum.
+    """
     raw = os.fsencode(name) + b"\0"
     numbers = (0, mode, 0, 0, 1, max(0, mtime) & FILE_BYTES_MAX, size, 0, 0, 0, 0, len(raw), 0)
     into.write(b"070701" + b"".join(b"%08X" % number for number in numbers) + raw)

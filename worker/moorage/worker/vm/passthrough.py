@@ -33,21 +33,24 @@ _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class NotHandedOn(Refused):
-    """This host cannot hand this GPU on. The host is at fault, so the job is tried again on another host."""
+    """This host cannot hand this GPU on, or cannot give it back to its former driver.
+
+    The host is at fault, so the job is tried again on another host.
+    """
 
     def __init__(self, why: str, next_step: str = "") -> None:
         super().__init__(problem("failed-precondition", f"passthrough: {why}", next=next_step))
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A PCI function, and its former driver; "" for none."""
+    """A PCI function, and the driver that it had before it was handed on; "" for none."""
 
     address: str
     driver: str
 
 
 class Passthrough:
-    """The PCI devices of one host."""
+    """The PCI devices of one host. `root` has its `sys` and `proc`."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root: Final = root
@@ -64,9 +67,9 @@ class Passthrough:
             raise NotHandedOn("this user may not bind devices to drivers", "run the worker as root")
 
     def functions(self, address: str, spared: int = 0) -> list[Function]:
-        """Return the GPU's own functions, the GPU first, if its whole group may be handed on. Raises NotHandedOn.
+        """Return the GPU's own functions, the GPU first, if its whole group may be handed on; else raise NotHandedOn.
 
-        The process `spared` may have its files open.
+        It may not be while a process has the GPU's device files open, unless its pid is `spared`.
         """
         self.check_host()
         folder = self._folder(address)
@@ -96,7 +99,8 @@ class Passthrough:
     def take(self, address: str, journal: Path) -> list[str]:
         """Bind the GPU's functions to vfio-pci; return their addresses, the GPU's first. Raises NotHandedOn.
 
-        Its changes are written into the journal first. If it cannot bind all functions, it gives the bound ones back.
+        The changes are written into the journal first; raises OSError if that fails. If not all functions can be bound,
+        the bound ones are given back.
         """
         own = self.functions(address)
         write_synced(journal, msgspec.json.encode(own))
@@ -111,7 +115,8 @@ class Passthrough:
     def give_back(self, journal: Path) -> None:
         """Bind the functions in a journal to their former drivers, and remove the journal. Raises NotHandedOn.
 
-        Without a journal there is nothing to do. No process may use the functions any more.
+        Does nothing if there is no journal. One that cannot be decoded is removed, because nothing was changed yet. No
+        process may use the functions any more.
         """
         try:
             own = msgspec.json.decode(journal.read_bytes(), type=list[Function])
@@ -129,7 +134,7 @@ class Passthrough:
         return self._driver(address) == VFIO
 
     def _bind(self, address: str, driver: str) -> None:
-        """Bind a function to this driver; "" for none."""
+        """Bind a function to this driver ("" for none) and wait until it is bound. Raises NotHandedOn."""
         folder = self._folder(address)
         try:
             if self._driver(address) != driver:
@@ -169,8 +174,9 @@ class Passthrough:
             return ""
 
     def _holders(self, own: list[Function]) -> Iterator[tuple[int, str]]:
-        """Yield the processes that have a file of these functions open: unbinding its driver waits for them in the
-        kernel.
+        """Yield the pid of each process that has a device file of these functions open, and the path of that file.
+
+        In the kernel, unbinding the driver waits for such processes.
         """
         nodes = set(self._nodes(own))
         for process in (self.root / "proc").iterdir() if nodes else ():
@@ -213,13 +219,13 @@ def lock(path: Path) -> int | None:
 
 
 def journals(folder: Path) -> list[str]:
-    """Return the addresses of the GPUs that are handed on, or must still be given back."""
+    """Return the addresses of the GPUs that have a journal: they are handed on, or must still be given back."""
     names = os.listdir(folder) if folder.is_dir() else ()
     return sorted(name for name in names if _ADDRESS.fullmatch(name))
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file atomically, and to the disk before this returns. Raises OSError."""
+    """Write a file atomically: its data is on the disk before it replaces an earlier file. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.new")
     with unfinished.open("wb") as file:

@@ -9,7 +9,8 @@ port. The steps of a job:
 3. the guest's output arrives on two ports; signals to the runner are passed on by name
 4. the job's folder comes back as a tar file, if the job keeps files; then "exit CODE" comes
 
-If no such code comes, the runner ends itself by a signal, which no code of a guest can look like.
+If no such code comes, the runner ends itself by a signal, which no code of a guest can look like. If the job's folder
+cannot be kept, the runner exits with 1.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner must do. `folder` is the attempt's folder, "" for none; with `keep` it comes back.
+    """What a runner must do. `folder` is the attempt's folder, "" for none; with `keep` it comes back from the guest.
 
     `disk` is a disk image whose file system is the root of the job's command, "" for none. What the guest writes to it
     goes into an unnamed file of at most `disk_bytes`, which ends with the VM. `devices` are the PCI addresses of
-    functions that vfio-pci has, and `lock` is the file that keeps them for this VM. `root` is the root of sysfs.
+    functions that vfio-pci has, and `lock` is the file that keeps them for this VM. `root` has the `sys` of the host.
     """
 
     argv: list[str]
@@ -86,7 +87,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotUp(Exception):
-    """QEMU did not start, or its guest did not boot in time. The message has the last sign of it."""
+    """The VM did not come up: it cannot be prepared, QEMU did not start, or its guest did not boot in time.
+
+    The message says why, with the last sign of the guest if QEMU started.
+    """
 
 
 class Asked(Exception):
@@ -97,7 +101,10 @@ class Asked(Exception):
 
 
 class Vm:
-    """QEMU with one guest. The guest has booted once `wait_until_up` returns; `close` ends it."""
+    """QEMU with one guest. Making it starts QEMU, or raises NotUp.
+
+    `wait_until_up` waits until the guest has booted, `close` ends it.
+    """
 
     def __init__(self, plan: Plan, accelerator: str, initrd: int, kept: int | None = None) -> None:
         self.ports: dict[str, socket.socket] = {}
@@ -134,7 +141,7 @@ class Vm:
         self._listens.start()
 
     def wait_until_up(self, seconds: float) -> None:
-        """Return once the guest's first process has opened the ports. Raises NotUp."""
+        """Return once the guest's first process has opened the ports. Else end QEMU and raise NotUp."""
         port, ends_s = self.ports["job"], time.monotonic() + seconds
         port.settimeout(seconds)
         why = "QEMU ended"
@@ -159,7 +166,7 @@ class Vm:
         raise NotUp(f"{why}: {last[:200]}")
 
     def lines(self) -> Iterator[str]:
-        """Yield the guest's lines on the job's port. Ends, or raises OSError, when QEMU is gone."""
+        """Yield the guest's lines on the job's port, stripped. Ends, or raises OSError, when QEMU is gone."""
         with self.ports["job"].makefile("r", encoding="utf-8", errors="replace", newline="\n") as port:
             while line := port.readline(256):
                 yield line.strip()
@@ -192,7 +199,7 @@ class Vm:
 
 
 def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) -> list[str]:
-    """Return the command line of QEMU. It names files by descriptors: nothing of the job is on the disk."""
+    """Return the command line of QEMU. `initrd` and the values of `ports` are descriptors that QEMU inherits."""
     words = [
         plan.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-sandbox", "on,obsolete=deny,spawn=deny,resourcecontrol=deny",
@@ -219,16 +226,17 @@ def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) ->
 
 
 def script(plan: Plan, variables: dict[str, str]) -> bytes:
-    """Return the script for the guest's shell. It deletes itself first, because it has the job's secrets."""
+    """Return the script for the guest's shell. It deletes its own file first, because that has the job's secrets."""
     words = [*(f"{name}={value}" for name, value in variables.items()), *plan.argv]
     line = " ".join(map(shlex.quote, words))
     return os.fsencode(f"rm -f /run/job\ncd {shlex.quote(plan.cwd)} || exit 126\nexec env -i {line}\n")
 
 
 def keep_devices(plan: Plan) -> int | None:
-    """Lock the devices while this process or its QEMU lives; return the descriptor. Raises NotUp.
+    """Lock the devices while this process or its QEMU lives, and return the descriptor; None without devices.
 
-    An agent gives devices without a lock back to the host, so their driver is checked again after locking.
+    Raises NotUp if the devices are not this VM's. An agent gives devices without a lock back to the host, so their
+    driver is checked again after locking.
     """
     if not plan.devices:
         return None
@@ -276,9 +284,9 @@ def boot(plan: Plan) -> tuple[Vm, str]:
 
 
 def pump(receive: Callable[[int], bytes], mark: bytes, into: Callable[[bytes], object]) -> None:
-    """Pass on what a port receives, up to the mark or to the port's end.
+    """Pass on what a port receives, up to the mark or to the port's end; the mark is not passed on.
 
-    A possible beginning of the mark waits for more.
+    Bytes that may be the beginning of the mark wait for the next ones.
     """
     held = b""
     with contextlib.suppress(OSError):
@@ -295,7 +303,11 @@ def pump(receive: Callable[[int], bytes], mark: bytes, into: Callable[[bytes], o
 
 
 def run(plan: Plan, variables: dict[str, str]) -> int | None:
-    """Run the job and return its code; None if none came. Raises NotUp, Asked, BadArchive, OSError."""
+    """Run the job and return its exit code; None if the VM ended without one.
+
+    Raises NotUp, Asked if a SIGTERM came before the guest was up, and BadArchive and OSError if the job's folder cannot
+    be kept.
+    """
 
     def asked(number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM:  # other signals are meant for the job, which does not run yet
@@ -338,7 +350,11 @@ def pass_on_signals(vm: Vm) -> NoReturn:
 
 
 def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threading.Thread]:
-    """Start to pass on the ports' output. The archive's size is limited: to the folder's limit, plus headers."""
+    """Start to pass on the ports' output, and return the threads that do so; each ends with its port's mark or end.
+
+    The archive gets at most twice the folder's limit, since it has headers, too; the rest is dropped. Without `keep` it
+    gets nothing.
+    """
 
     room = 2 * plan.folder_bytes if plan.keep else 0
 
@@ -361,7 +377,7 @@ def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threadi
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data; drop it if there is no reader any more."""
+    """Write all of the data; drop the rest of it at an OSError, such as that there is no reader any more."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(descriptor, data) :]
