@@ -12,7 +12,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Batch, QueueRead
 from moorage.scheduler.core.ledger.acts import AnyAct, Tombstone
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.lifecycle.admission import is_plain
+from moorage.scheduler.core.lifecycle.admission import FORGET_MAX, is_plain
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import RECORD_BYTES_MAX
 from moorage.schemas.errors import Refused
@@ -467,6 +467,41 @@ def test_a_malformed_request_is_refused_each_time_and_beside_others() -> None:
     well, malformed = {"driver": "noop"}, {"driver": "noop", "cwd": "/a\0b"}
     answers = [drive.submit(f"j{at}", run=run) for at, run in enumerate((well, malformed, malformed, malformed, well))]
     assert [answer["kind"] for answer in answers] == ["accepted", "error", "error", "error", "accepted"]
+
+
+def test_a_cancel_of_an_id_that_is_free_again_is_remembered() -> None:
+    """Rows of jobs that ended long ago are kept for the history; their ids are free, for a cancel as for a submit."""
+    drive = Driving(Config(ended_max=0, finished_keep=10, history_keep=100_000))
+    drive.worker("w0")
+    drive.submit("j", gpu={})
+    drive.settle()
+    drive.run_out("w0")
+    drive.tick(5_000)
+    assert drive.cancel("j")["data"]["cancelled"] is False
+    drive.tick(60_000)
+    assert drive.cancel("j")["data"]["was"] == "UNKNOWN"
+    assert drive.submit("j", gpu={})["state"] == "CANCELLED"
+
+
+def test_a_cancel_that_is_repeated_keeps_no_other_from_being_forgotten() -> None:
+    drive = Driving()
+    drive.cancel("again")
+    drive.cancel("once")
+    for _ in range(25):
+        drive.tick(3600 * 1000)
+        drive.cancel("again")
+    drive.tick(5_000)
+    assert set(drive.state.tenants["t"].tombstones) == {"again"}
+
+
+def test_cancels_of_the_queue_keep_no_other_from_being_forgotten() -> None:
+    drive = Driving()
+    for number in range(FORGET_MAX + 1):
+        drive.cancel(f"queued{number}", sequence=number + 1)
+    drive.cancel("never-came")
+    drive.tick(25 * 3600 * 1000)
+    drive.tick(5_000)
+    assert "never-came" not in drive.state.tenants["t"].tombstones
 
 
 def test_tombstones_are_bounded_a_tenant_and_say_so() -> None:

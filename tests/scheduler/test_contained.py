@@ -374,9 +374,14 @@ def test_a_tenant_on_whose_requests_it_fails_pays_for_it_alone(
     assert "queue 3" not in drive.answers
     assert drive.contained.holds_back("t"), "what comes by the durable queue waits"
     assert drive.state.tenants["t"].submit_cursor == 0 if "t" in drive.state.tenants else True
-    drive.pass_time(60_000)
-    assert drive.answers["queue 3"]["kind"] == "accepted"
-    assert drive.state.tenants["t"].submit_cursor == 3
+    drive.now += 60_000
+    newer = b'{"job": "newer", "run": {"driver": "noop"}, "gpu": {}}'
+    cursor.offer(Submit("t", "newer", newer, *_asked(drive, newer), reply="queue 4", sequence=4))
+    cursor.offer(QueueRead("t", "submit", 4))
+    drive.tick()
+    assert [drive.answers[f"queue {at}"]["kind"] for at in (3, 4)] == ["accepted", "accepted"]
+    assert drive.job("queued").num < drive.job("newer").num, "the cursor passes none that is in no record"
+    assert drive.state.tenants["t"].submit_cursor == 4
     assert not drive.contained.holds_back("t")
     assert drive.submit("again", gpu={})["kind"] == "accepted"
     drive.replays()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger.acts import Health
+from moorage.scheduler.core.ledger.acts import Avoid, Health
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.state import AVOID_MAX, State
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Unwell
 from moorage.schemas.operate import ReleaseAct, act_of
 from tests.scheduler.driving import PATIENCE_MS, Driving
+
+if TYPE_CHECKING:
+    from moorage.scheduler.core.ledger.folding import Folding
 
 FAILED = Unwell(0, "xid", "Xid 79: the GPU has fallen off the bus", True)
 PROBATION = Unwell(0, "probation", "after Xid 79: the GPU has fallen off the bus")
@@ -127,6 +131,37 @@ def test_a_worker_that_is_started_anew_opens_no_device_to_the_job_it_failed_unde
     drive.join(drive.workers["w0"])
     drive.pass_time(60_000)
     assert (drive.job("j").avoid, drive.states("j")) == (((0, 1),), ["QUEUED"])
+
+
+def test_another_workers_refusal_opens_no_device_that_failed() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    say(drive, "w0", FAILED)
+    drive.settle()
+    say(drive, "w0")
+    drive.worker("w1", gpus=1, auto=False)
+    drive.pass_time(60_000)
+    drive.fact("refused", "j", detail="not-here: this worker has no such driver")
+    drive.settle()
+    assert dict(drive.job("j").avoid) == {0: 1, 1: 1}
+    drive.workers["w0"].boot += "-2"
+    drive.join(drive.workers["w0"])
+    drive.pass_time(60_000)
+    assert dict(drive.job("j").avoid) == {0: 1, 1: 1}
+    assert drive.explained("j")["refused_by"] == ["w1"]
+
+
+def test_the_newest_device_that_failed_is_never_the_one_forgotten() -> None:
+    """A job avoids a bounded number of workers; of the others the one with the lowest number is forgotten."""
+    drive = Driving()
+    drive.submit("j", gpu={})
+    job = drive.job("j")
+    folding = cast("Folding", SimpleNamespace(job=lambda *_: job, out=SimpleNamespace(jobs={})))
+    for worker in (*range(1, AVOID_MAX + 1), 0):
+        Avoid(job.num, worker, 1).fold(folding)
+    assert sorted(dict(job.avoid)) == [0, *range(2, AVOID_MAX + 1)]
 
 
 def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:

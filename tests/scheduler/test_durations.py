@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.request_reader import WORKLOAD_CHARS_MAX, workload_of
 from moorage.scheduler.core.schedule import runtime
 from moorage.scheduler.core.schedule.runtime import (
@@ -19,7 +20,6 @@ from moorage.scheduler.core.schedule.runtime import (
     rank,
 )
 from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import started_ms
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from tests.scheduler.driving import Driving
@@ -197,7 +197,7 @@ def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
     assert end_ms(member, placed_ms + 1_000) is None
     drive.now += 5_000
     drive.settle()
-    running_ms = started_ms(job, member)
+    running_ms = began_ms(member, job.accepted_ms)
     assert running_ms > placed_ms
     assert end_ms(member, running_ms + 90_000) is None
     engine.durations.observe("t", engine.workload_of(job), engine.shape_of(job), 100_000, job.accepted_ms)

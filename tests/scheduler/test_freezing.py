@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import Capabilities
@@ -128,6 +129,45 @@ def test_the_deadline_of_a_frozen_job_goes_on(drive: Driving) -> None:
     drive.pass_time(31_000)
     drive.settle()
     assert drive.states("j") == ["TIMED_OUT"]
+
+
+def test_of_two_orders_in_one_record_the_second_holds(drive: Driving) -> None:
+    running(drive)
+    drive.offer_order("freeze", job="j")
+    resumed = drive.offer_order("resume", job="j")
+    drive.tick()
+    assert drive.answers[resumed]["changed"] is True
+    drive.settle()
+    assert drive.states("j") == ["RUNNING"]
+
+
+def test_the_time_in_which_a_job_was_frozen_counts_as_time_in_which_it_runs(drive: Driving) -> None:
+    """Its limits go on, so what is left of them is counted from its first start; so do a standby's estimates."""
+    running(drive, run={"driver": "noop", "timeout_s": 7200})
+    (member,) = drive.state.members()
+    began = began_ms(member, 0)
+    drive.pass_time(100_000)
+    ordered(drive, "freeze")
+    drive.pass_time(100_000)
+    ordered(drive, "resume")
+    assert drive.states("j") == ["RUNNING"]
+    assert began_ms(member, 0) == began
+    left = [drive.engine.estimates.end_ms(member, drive.state.time_ms)]
+    drive.lead()
+    (member,) = drive.state.members()
+    assert [drive.engine.estimates.end_ms(member, drive.state.time_ms)] == left
+
+
+def test_a_run_that_was_ever_frozen_is_not_learned(drive: Driving) -> None:
+    running(drive)
+    ordered(drive, "freeze")
+    drive.pass_time(3_600_000)
+    ordered(drive, "resume")
+    drive.pass_time(5_000)
+    drive.run_out("w0")
+    job, engine = drive.job("j"), drive.engine
+    assert drive.states("j") == ["SUCCEEDED"]
+    assert engine.durations.estimate("t", engine.workload_of(job), engine.shape_of(job)) is None
 
 
 def test_a_frozen_job_whose_worker_is_lost_is_tried_again_elsewhere(drive: Driving) -> None:

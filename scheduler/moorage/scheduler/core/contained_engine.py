@@ -312,7 +312,7 @@ class ContainedEngine(Engine):
         contained, pending, waiting = self.containment, self.pending, self._kept_waiting
         for tenant in list(waiting):
             if not contained.wait_ms(tenant, now_ms):
-                pending.submits.extend(waiting.pop(tenant))
+                pending.submits.extendleft(reversed(waiting.pop(tenant)))  # before those that came after them
         in_debt = {event.tenant for event in pending.submits if contained.wait_ms(event.tenant, now_ms)}
         if not in_debt:
             return

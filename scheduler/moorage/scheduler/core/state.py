@@ -361,21 +361,6 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
     return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
 
 
-def started_ms(job: Job, member: Member) -> int:
-    """Return the ledger time at which a member first ran; the job's acceptance time if that is not in memory.
-
-    Time in which it was frozen counts as time in which it runs, as it does for its limits.
-    """
-    began_ms = job.accepted_ms
-    for row in reversed(job.story):
-        if row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
-            if row[STATE] == RUNNING:
-                began_ms = row[AT_MS]
-            elif row[STATE] == PLACED:
-                break
-    return began_ms
-
-
 class Worker:
     """A worker as recorded in the ledger: its lease session, its inventory in that session, and its members."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
+from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.beside import waits_for_guests
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries.view import View
@@ -25,7 +26,6 @@ from moorage.scheduler.core.state import (
     QUEUED,
     Job,
     Member,
-    started_ms,
 )
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import Held, MemberName, Play
@@ -86,7 +86,7 @@ class Future(Play):
             self.told_to_end(held)
             return
         if member.phase == AT_RUNNING:
-            self._after[held.name] = max(0, self.time_ms - started_ms(job, member))
+            self._after[held.name] = max(0, self.time_ms - began_ms(member, job.accepted_ms))
             self._protect(self._after[held.name])
             self.end_in(held, self.runs_ms(held))
             if member.freeze != (replica.state == FROZEN) and not waits_for_guests(member):

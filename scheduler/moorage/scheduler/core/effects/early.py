@@ -21,7 +21,7 @@ from moorage.schemas.subjects import Subjects
 STEPS_MAX: Final = 64
 #: bound for all accepted jobs together, so that the placements for one worker surely fit one frame
 BODY_BYTES_MAX: Final = 64 * 1024
-#: steps for workers' reports; they cause no frames
+#: steps for workers' reports; they cause no placements
 _QUIET: Final = frozenset(map(int, (Op.CLAIM, Op.START, Op.EXIT, Op.FREE, Op.BEGIN, Op.DONE, Op.RUN)))
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 

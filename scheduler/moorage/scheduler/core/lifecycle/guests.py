@@ -42,7 +42,7 @@ class Guests:
             if member.guest or member.mode != EXCLUSIVE or member in draft.gone or draft.phase_of(member) == AT_EXITED:
                 continue
             state = draft.replica(member.replica).state
-            if state == FROZEN and _stays_frozen(member, draft.acts):
+            if state == FROZEN and stays_frozen(member, draft.acts):
                 frozen |= member.mask
             elif state == FROZEN or (member.mask & host.guests and needs_its_devices(member, state)):
                 needed |= member.mask
@@ -54,8 +54,8 @@ class Guests:
             self._fleet.lending.pop(host.worker.num, None)
 
 
-def _stays_frozen(member: Member, acts: Iterable[AnyAct]) -> bool:
-    """Return whether a frozen member stays frozen after the orders of this record."""
+def stays_frozen(member: Member, acts: Iterable[AnyAct]) -> bool:
+    """Return whether a member is to be frozen after the orders of this record."""
     freeze = member.freeze
     for act in acts:
         if isinstance(act, Freeze) and act.job == member.replica.job.num:

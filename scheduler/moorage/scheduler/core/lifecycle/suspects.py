@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.state import AT_EXITED, REPLICA, RUNNING, WHY, Member, MemberKey, Replica, started_ms
+from moorage.scheduler.core.state import AT_EXITED, REPLICA, RUNNING, WHY, Member, MemberKey, Replica
 from moorage.schemas.frames import SUSPECT_S, Fact
 
 #: the reason of attempts lost with their host's supervisor while the machine went on
@@ -54,7 +55,7 @@ def _ran_ms(draft: Draft, member: Member) -> int:
     job = member.replica.job
     if member.replica.state != RUNNING:
         return 0  # the report of its start comes with these
-    return draft.time_ms - started_ms(job, member)
+    return draft.time_ms - began_ms(member, job.accepted_ms)
 
 
 def _group(member: Member) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.levels import level_problem
+from moorage.scheduler.core.lifecycle.guests import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
@@ -175,7 +176,7 @@ class Orders:
             for replica in job.replicas
             if replica.member is not None and draft.replica(replica).state in (RUNNING, FROZEN)
         ]
-        changed = any(member.freeze != on or member.wakes for member in running)
+        changed = any(stays_frozen(member, draft.acts) != on or member.wakes for member in running)
         if on and (why := self._why_not_frozen(draft, job, running)) is not None:
             return why
         if changed:

@@ -166,8 +166,10 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     It avoids all devices that they have, or, if it asks for none, the workers. They may have joined again with others.
     """
     avoided = [engine.state.worker_by_num[num] for num, _ in job.avoid]
-    refusing = frozenset(each.num for each in avoided if avoids_all(job, each) and was_refused(job, each))
-    return refusing | engine.shape_of(job).refusing if refusing else refusing
+    refused = [each for each in avoided if was_refused(job, each)]
+    if not refused:
+        return frozenset()
+    return engine.shape_of(job).refusing | {each.num for each in refused if avoids_all(job, each)}
 
 
 def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
+from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.request_reader import workload_of
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
@@ -34,9 +35,7 @@ from moorage.scheduler.core.state import (
     ATTEMPT,
     EXITED,
     FAILED,
-    FENCE,
     FROZEN,
-    PLACED,
     REPLICA,
     RUNNING,
     STATE,
@@ -310,7 +309,6 @@ class Durations:
             self.observe(job.tenant, workload, shape, run_ms, job.accepted_ms)
 
 
-
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:
     """Return the nearest-rank quantile of sorted values from the place `first` on; `percent` 0 is the smallest."""
     return ordered[first + max(0, -(-percent * (len(ordered) - first) // 100) - 1)]
@@ -360,11 +358,8 @@ class Estimates:
     def end_ms(self, member: Member, now_ms: int) -> int | None:
         """Return the ledger ms at which a member is expected to end; None if unknown."""
         runs_as = self.runs_as(member)
-        since_ms = runs_as.since_ms
-        if since_ms < 0:
-            found = _since(member)
-            since_ms = now_ms if found is None else found
-        elapsed = now_ms - since_ms if now_ms > since_ms else 0
+        began = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(member, now_ms)
+        elapsed = now_ms - began if now_ms > began else 0
         accepted_ms = member.replica.job.accepted_ms
         left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
         return None if left_ms is None else now_ms + left_ms
@@ -412,8 +407,8 @@ class Estimates:
         found: RunsAs | None = member.runs_as
         if found is None or found.shape is not job.shape:
             found = member.runs_as = self._read(job)
-        if found.since_ms < 0 and member.phase >= AT_RUNNING and (since_ms := _since(member)) is not None:
-            found.since_ms = since_ms
+        if found.since_ms < 0 and member.phase >= AT_RUNNING:
+            found.since_ms = began_ms(member, -1)
         return found
 
     def _read(self, job: Job) -> RunsAs:
@@ -449,24 +444,3 @@ class RunsAs:
         self.priority = priority  # of the request
         self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
         self.told: SharedCount | None = None
-
-
-def began_ms(member: Member, now_ms: int) -> int:
-    """Return since which ledger ms a member runs, or else is placed; `now_ms` if its story says neither.
-
-    Time in which it was frozen counts as time in which it runs, as it does for its limits.
-    """
-    since_ms = _since(member)
-    return now_ms if since_ms is None else since_ms
-
-
-def _since(member: Member) -> int | None:
-    """Return the same as `began_ms`, but None if its story says neither."""
-    since_ms: int | None = None
-    for row in reversed(member.replica.job.story):
-        if row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
-            if row[STATE] == RUNNING:
-                since_ms = row[AT_MS]
-            elif row[STATE] == PLACED:
-                return row[AT_MS] if since_ms is None else since_ms
-    return since_ms

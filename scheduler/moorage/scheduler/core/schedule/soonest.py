@@ -15,11 +15,12 @@ from itertools import accumulate
 from operator import or_
 from typing import Final
 
+from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.schedule.runtime import FOREVER_MS, Estimates
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Member, State, started_ms
+from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Member, State
 from moorage.schemas.capabilities import takes_guests
 
 #: for one reservation, compare at most this many hosts that will be free, or the second number times the hosts it needs
@@ -130,7 +131,7 @@ class Soonest:
             return 0
         elapsed_ms = 0
         if member.phase == AT_RUNNING:
-            since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else started_ms(job, member)
+            since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(member, job.accepted_ms)
             elapsed_ms = max(0, self._state.time_ms - since_ms)
         least_ms = self._estimates.durations.least_left_ms(runs_as.groups, elapsed_ms, SAMPLES_SURE)
         if runs_as.limit_ms is not None:

@@ -12,10 +12,10 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ageing import Ageing
+from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.schedule.runtime import began_ms
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_MS, CANCELLING, ENDING, FENCE, PLACED, REPLICA, RUNNING, STATE, Job, Member
 

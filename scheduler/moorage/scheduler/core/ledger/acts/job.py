@@ -48,7 +48,8 @@ class OfJob(Act):
 class Avoid(OfJob, tag="avoid"):
     """From now on a job avoids these slots of a worker too, which failed under it or refused it.
 
-    Without slots it avoids none there any more. Beyond `AVOID_MAX` workers, that of the lowest number is forgotten.
+    Without slots it avoids none there any more. Beyond `AVOID_MAX` workers, of the others that of the lowest number is
+    forgotten.
     """
 
     LEVEL: ClassVar[int] = 2
@@ -58,11 +59,11 @@ class Avoid(OfJob, tag="avoid"):
 
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "avoids a device for")
-        avoid = dict(job.avoid)
-        avoid[self.worker] = avoid.get(self.worker, 0) | self.slots
-        if not self.slots:
-            del avoid[self.worker]
-        job.avoid = tuple(sorted(avoid.items())[-AVOID_MAX:])
+        others = [row for row in job.avoid if row[0] != self.worker]
+        if self.slots:
+            slots = dict(job.avoid).get(self.worker, 0) | self.slots
+            others = [*others[-(AVOID_MAX - 1) :], (self.worker, slots)]
+        job.avoid = tuple(sorted(others))
         folding.out.jobs[job.num] = job
 
 
