@@ -160,6 +160,25 @@ def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path
     assert list(own_memory.iterdir()) == []
 
 
+def test_a_segment_that_its_job_cut_short_costs_that_job_alone(
+    tmp_path: Path, own_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = limits(tmp_path)
+    names: list[MemberName] = [("acme", job, 0, 1, 10) for job in ("cut", "second", "third")]
+    for name in names:
+        assert one.of_process(name, *HALF, None) is not None
+    os.truncate(one._segments[names[0]].path, 10)
+    one.close()
+    again = limits(tmp_path)
+    again.begin(names)
+    assert list(again._segments) == names[1:]
+    assert "job cut: the limiter cannot use the segment of an earlier agent" in caplog.text
+    for name in names:
+        again.over(name)
+    limits(tmp_path).begin([])
+    assert list(own_memory.iterdir()) == [], "the next agent removes the one that was cut"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has jobs of other users")
 def test_another_user_reaches_its_segment_and_the_library(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o755)
