@@ -205,6 +205,7 @@ class SupervisorLink:
         self._listeners.pop(owner, None)
         self._fences.pop(owner, None)
         if self._listeners:
+            self._send_fence()
             return
         if self._unanswered:
             await asyncio.wait(self._unanswered, timeout=RETRY_S)
@@ -266,13 +267,10 @@ class SupervisorLink:
     def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
         """Set an owner's deadline. The earliest deadline of all owners holds, so a partition of one fences all.
 
-        While the supervisor is away nothing is sent, so call this again with each renewal.
+        The next supervisor gets it when this one is away.
         """
         self._fences[owner] = (deadline_s, grace_s)
-        fence = min(self._fences.values())
-        if fence != self._fence and self._supervised is not None:
-            self._fence = fence
-            self._begin(partial(self._supervised.begin_fence, *fence))
+        self._send_fence()
 
     # -- inside
 
@@ -304,6 +302,13 @@ class SupervisorLink:
             raise SupervisorMissing(self.state, str(error)) from error
         listed = await supervised.list()
         self.keeper.begin(scanned, listed.living)
+
+    def _send_fence(self) -> None:
+        """Send the earliest deadline, if there is one and this supervisor does not have it yet."""
+        fence = min(self._fences.values(), default=None)
+        if fence is not None and fence != self._fence and self._supervised is not None:
+            self._fence = fence
+            self._begin(partial(self._supervised.begin_fence, *fence))
 
     def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
         keys: dict[str, list[str]] = {}
@@ -387,8 +392,8 @@ class SupervisorLink:
         boot = _boot_of(supervised)
         replaced, self.boot = boot != self.boot, boot
         self._supervised = supervised
-        if self._fence is not None:
-            self._begin(partial(supervised.begin_fence, *self._fence))
+        self._fence = None
+        self._send_fence()
         # members requested meanwhile are in no list, so their listeners report them as lost: they must not start later
         self._pending.clear()
         for owner, listener in list(self._listeners.items()):
