@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import platform
 import pwd
@@ -140,6 +141,18 @@ def test_a_folder_that_is_another_ones_is_not_used(tmp_path: Path, own_memory: P
     one._folder.symlink_to(own_memory)
     with pytest.raises(LimiterUnavailable, match=NOT_OURS):
         one.of_process(NAME, *HALF, None)
+
+
+def test_shared_memory_without_room_keeps_no_file(
+    tmp_path: Path, own_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(LimiterUnavailable, match="no space left"):
+        limits(tmp_path).of_process(NAME, *HALF, None)
+    assert not [path for path in own_memory.rglob("*") if path.is_file()]
 
 
 def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path) -> None:
