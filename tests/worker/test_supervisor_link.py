@@ -88,6 +88,29 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             await link.close("w1")
 
 
+async def test_an_owner_that_opens_between_two_supervisors_waits_for_the_next_one() -> None:
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link, told = GatedLink(Path(folder) / "s"), Told()
+        await link.open("w1", told)
+        first, pump = link._supervised, link._pump
+        assert first is not None
+        link.gate = asyncio.Event()
+        try:
+            first.kill()
+            await until(lambda: link._supervised is None, what="the link knows that its supervisor is gone")
+            opened = asyncio.create_task(link.open("w2", Told()))
+            link.gate.set()
+            assert await opened == []
+            assert told.lists == [[]], "the link has reconnected by itself"
+            assert link._pump is pump
+        finally:
+            link.gate.set()
+            last = await until(lambda: link._supervised, what="a supervisor to shut down")
+            await last.shutdown(0.0)
+            await link.close("w1")
+            await link.close("w2")
+
+
 async def test_a_lease_that_was_renewed_between_two_supervisors_holds_at_the_next_one() -> None:
     with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
         link, told = GatedLink(Path(folder) / "s"), Told()

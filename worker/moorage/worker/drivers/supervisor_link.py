@@ -143,11 +143,11 @@ class SupervisorLink:
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Join an owner; return key, state and event of each of its members, as `Listener.on_listed` gets them.
 
-        Connect first if the link is not connected, to a new supervisor if none runs. Raises SupervisorMissing if that
-        fails, and SupervisorError if the supervisor is lost meanwhile.
+        Connect first if no owner has joined, to a new supervisor if none runs. Raises SupervisorMissing if that fails,
+        and SupervisorError if the supervisor is lost meanwhile. Wait while the link reconnects.
         """
         async with self._opening:
-            if self._supervised is None:
+            if self._pump is None:
                 self._supervised = await self._connect()
                 self.boot = _boot_of(self._supervised)
                 await self._look_at_output(self._supervised)
@@ -155,6 +155,8 @@ class SupervisorLink:
                 self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
                 self._pump.add_done_callback(self._over)
                 self._sweeps.add_done_callback(self._over)
+            if self._supervised is None:
+                raise SupervisorGone("the supervisor is away")
             listed = await self._supervised.list()
             self._listeners[owner] = listener
             return _of_owner(owner, listed)
@@ -357,7 +359,8 @@ class SupervisorLink:
                 if gone.silent:
                     supervised.kill()
                 supervised.close()
-                await self._reconnect()
+                async with self._opening:
+                    await self._reconnect()
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         heard: dict[str, Listener] = {}
