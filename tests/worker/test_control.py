@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -199,6 +200,28 @@ def test_what_a_job_writes_into_its_segment_costs_it_alone(scene: Scene, is_meas
     assert one._read(segment._AT_HEARTBEAT)[0]
     assert one._read(segment._AT_GRANTED)[0], "its neighbour has its tokens"
     forged.close()
+    one.close()
+
+
+def test_without_a_free_descriptor_it_goes_on_with_the_segments_that_it_has(scene: Scene, tmp_path: Path) -> None:
+    one = scene.attempt("one", Part(GPU))
+    scene.step()
+    one.beat(1)
+    token = tmp_path / "token"
+    token.write_text("own")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        scene.step()
+        has_token = process._is_ours(token, "own")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert has_token
+    assert one._read(segment._AT_HEARTBEAT)[0] > 1
+    token.unlink()
+    assert not process._is_ours(token, "own")
     one.close()
 
 

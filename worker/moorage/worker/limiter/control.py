@@ -74,9 +74,11 @@ class Control:
         """Give every segment its heartbeat and its tokens; before that, open new segments and close removed ones.
 
         A segment that cannot be written is reported to `say` once; the others are not affected. Each `LOOK_S` seconds
-        the memory of processes that have ended is released. Raises OSError if the folder cannot be read.
+        the memory of processes that have ended is released. While the folder cannot be read, no segment is opened or
+        closed.
         """
-        self._find(now_s)
+        with contextlib.suppress(OSError):
+            self._find(now_s)  # out of descriptors: try again with the next step
         measured: dict[str, dict[int, float] | None] = {}
         for attempt in self._attempts.values():
             try:
