@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -397,6 +398,31 @@ async def test_one_that_ends_is_started_again_and_the_log_says_so(
     assert "the limiter: a word" in caplog.text
     await one.close()
     assert not one.pid
+
+
+async def test_one_whose_output_cannot_be_read_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[int] = []
+    spawned = keeper._spawned
+
+    def noted(command: list[str]) -> tuple[int, int, int]:
+        found = spawned(command)
+        started.append(found[0])
+        return found
+
+    async def fails(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(keeper, "PAUSE_S", 60.0)
+    monkeypatch.setattr(keeper, "_spawned", noted)
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", fails)
+    one = kept(tmp_path, "import time; time.sleep(600)")
+    one.open()
+    await until(lambda: "ended ([Errno 12] Cannot allocate memory)" in caplog.text, what="the log says so")
+    left = [read_process(pid) for pid in started]
+    await one.close()
+    assert left == [None]
 
 
 async def test_one_that_gives_no_sign_is_ended(
