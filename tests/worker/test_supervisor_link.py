@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -14,7 +15,7 @@ from typing import cast
 import pytest
 
 from moorage.system.proctree import boottime_s
-from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.drivers.supervisor_link import SupervisorLink, SupervisorMissing
 from moorage.worker.supervisor import client
 from moorage.worker.supervisor.client import START_MEMBERS_MAX, Answer, Supervised, SupervisorRefused
 from moorage.worker.supervisor.protocol import Done, Event, StartMember
@@ -86,6 +87,21 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             assert last is not None
             await last.shutdown(0.0)
             await link.close("w1")
+
+
+async def test_an_output_folder_that_cannot_be_read_is_not_told_as_a_supervisor_that_did_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link = SupervisorLink(Path(folder) / "s")
+
+        def unread() -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(link.keeper, "scan", unread)
+        with pytest.raises(SupervisorMissing, match=r"the supervisor on .* cannot be used: .*Input/output error"):
+            await link.open("w1", Told())
+        await link.close("w1")
 
 
 async def test_an_owner_that_opens_between_two_supervisors_waits_for_the_next_one() -> None:

@@ -52,13 +52,13 @@ log = logging.getLogger("moorage.worker")
 
 
 class SupervisorMissing(MoorageError):
-    """No supervisor on the state folder could be started, reached, or used."""
+    """The supervisor on the state folder cannot be started, reached, or used."""
 
     def __init__(self, state: Path, why: str) -> None:
         super().__init__(
             problem(
                 "failed-precondition",
-                f"no supervisor could be started on {state}: {why}",
+                f"the supervisor on {state} cannot be used: {why}",
                 found=str(state),
                 next="see supervisor.log in that folder",
             )
@@ -390,7 +390,7 @@ class SupervisorLink:
                     supervised.close()  # a supervisor takes few connections
                 log.error("%s", error)
                 pending, self._pending = self._pending, []
-                self._start_refused(pending, "no supervisor can be started")
+                self._start_refused(pending, "the supervisor is away")
                 await asyncio.sleep(RETRY_S)
         boot = _boot_of(supervised)
         replaced, self.boot = boot != self.boot, boot
