@@ -91,6 +91,11 @@ SHOWN: Final = {
 }
 
 
+def test_an_image_that_was_removed_before_its_container_was_made_is_no_fault_of_the_job() -> None:
+    found = start_fault(EngineError(404, "No such image: a/b:1"), is_created=False)
+    assert (found.code, str(found)) == (None, "No such image: a/b:1")
+
+
 def table() -> dict[str, dict[str, str]]:
     """Return the rows of the page: by what is wrong whose fault it is, by driver."""
     text = PAGE.read_text()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -146,7 +148,8 @@ def test_where_nvml_tells_nothing_tokens_come_at_a_constant_rate_and_it_is_said_
     assert found.refill(0, 0, 0) == pytest.approx(2000), "room for two seconds"
     assert found.refill(1, 0, 0) == pytest.approx(29 * STEP_S * 3), "less than the dearest launch"
     assert len(scene.said) == 2
-    assert "GPU-11111111-1111-1111-1111-111111111111: Not Supported" in " ".join(scene.said)
+    assert "device 11111111-1111-1111-1111-111111111111: Not Supported" in scene.said[0] + scene.said[1]
+    assert "GPU-" not in scene.said[0] + scene.said[1], "it may be a MIG slice"
     for uuid in (GPU, OTHER):
         scene.used.of[uuid] = {}
     scene.step()
@@ -199,6 +202,28 @@ def test_what_a_job_writes_into_its_segment_costs_it_alone(scene: Scene, is_meas
     assert one._read(segment._AT_HEARTBEAT)[0]
     assert one._read(segment._AT_GRANTED)[0], "its neighbour has its tokens"
     forged.close()
+    one.close()
+
+
+def test_without_a_free_descriptor_it_goes_on_with_the_segments_that_it_has(scene: Scene, tmp_path: Path) -> None:
+    one = scene.attempt("one", Part(GPU))
+    scene.step()
+    one.beat(1)
+    token = tmp_path / "token"
+    token.write_text("own")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        scene.step()
+        has_token = process._is_ours(token, "own")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert has_token
+    assert one._read(segment._AT_HEARTBEAT)[0] > 1
+    token.unlink()
+    assert not process._is_ours(token, "own")
     one.close()
 
 
@@ -374,6 +399,31 @@ async def test_one_that_ends_is_started_again_and_the_log_says_so(
     assert "the limiter: a word" in caplog.text
     await one.close()
     assert not one.pid
+
+
+async def test_one_whose_output_cannot_be_read_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[int] = []
+    spawned = keeper._spawned
+
+    def noted(command: list[str]) -> tuple[int, int, int]:
+        found = spawned(command)
+        started.append(found[0])
+        return found
+
+    async def fails(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(keeper, "PAUSE_S", 60.0)
+    monkeypatch.setattr(keeper, "_spawned", noted)
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", fails)
+    one = kept(tmp_path, "import time; time.sleep(600)")
+    one.open()
+    await until(lambda: "ended ([Errno 12] Cannot allocate memory)" in caplog.text, what="the log says so")
+    left = [read_process(pid) for pid in started]
+    await one.close()
+    assert left == [None]
 
 
 async def test_one_that_gives_no_sign_is_ended(

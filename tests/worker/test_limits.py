@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import platform
 import pwd
@@ -142,6 +143,18 @@ def test_a_folder_that_is_another_ones_is_not_used(tmp_path: Path, own_memory: P
         one.of_process(NAME, *HALF, None)
 
 
+def test_shared_memory_without_room_keeps_no_file(
+    tmp_path: Path, own_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(LimiterUnavailable, match="no space left"):
+        limits(tmp_path).of_process(NAME, *HALF, None)
+    assert not [path for path in own_memory.rglob("*") if path.is_file()]
+
+
 def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path) -> None:
     one = limits(tmp_path)
     other: MemberName = ("acme", "other", 0, 1, 10)
@@ -158,6 +171,25 @@ def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path
     assert again._segments[NAME].uuids == [uuid_of(0)]
     again.over(NAME)
     assert list(own_memory.iterdir()) == []
+
+
+def test_a_segment_that_its_job_cut_short_costs_that_job_alone(
+    tmp_path: Path, own_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = limits(tmp_path)
+    names: list[MemberName] = [("acme", job, 0, 1, 10) for job in ("cut", "second", "third")]
+    for name in names:
+        assert one.of_process(name, *HALF, None) is not None
+    os.truncate(one._segments[names[0]].path, 10)
+    one.close()
+    again = limits(tmp_path)
+    again.begin(names)
+    assert list(again._segments) == names[1:]
+    assert "job cut: the limiter cannot use the segment of an earlier agent" in caplog.text
+    for name in names:
+        again.over(name)
+    limits(tmp_path).begin([])
+    assert list(own_memory.iterdir()) == [], "the next agent removes the one that was cut"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has jobs of other users")

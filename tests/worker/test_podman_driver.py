@@ -9,7 +9,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container_entry import Entries
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.podman import FOLDER, PodmanDriver
-from moorage.worker.drivers.podman_command import PodmanSettings, last_error, run_fault, words_of
+from moorage.worker.drivers.podman_command import Done, Podman, PodmanSettings, last_error, run_fault, words_of
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.limiter import limits
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
@@ -555,6 +555,33 @@ async def test_without_podman_the_worker_is_refused(tmp_path: Path, monkeypatch:
     kit = Kit("w1", WorkerSettings(tmp_path, "w1"), NO_RULES, SupervisorLink(tmp_path), 0, True, PodmanSettings())
     with pytest.raises(Refused, match="needs the command podman"):
         PodmanDriver.from_kit(kit)
+
+
+class Keeps:
+    """Podman as a command that lists what a driver's earlier agent left, and removes nothing."""
+
+    def __init__(self, *left: str) -> None:
+        self.left = left
+
+    async def ask(self, *words: str, **fields: Any) -> Done:
+        if words[0] == "ps":
+            return Done(0, "".join(f"{number} {key}\n" for number, key in enumerate(self.left)), "")
+        return Done(2, "", "device or resource busy")
+
+
+async def test_a_worker_that_opens_removes_no_file_of_another_worker_under_the_same_supervisor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FOLDER).mkdir()
+    link, name = SupervisorLink(tmp_path), ("acme", "train", 0, 1, 10)
+    first, second = (PodmanDriver(link, worker) for worker in ("w1", "w2"))
+    files = [each._file(name, ".pid") for each in (first, second)]
+    for file in files:
+        file.touch()
+    second.podman = cast(Podman, Keeps(second._key(name)))
+    await second._sweep([])
+    assert [file.exists() for file in files] == [True, False]
+    assert "containers of an earlier agent are not removed: device or resource busy" in caplog.text
 
 
 class Daemons:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -13,7 +14,8 @@ from typing import cast
 
 import pytest
 
-from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.system.proctree import boottime_s
+from moorage.worker.drivers.supervisor_link import SupervisorLink, SupervisorMissing
 from moorage.worker.supervisor import client
 from moorage.worker.supervisor.client import START_MEMBERS_MAX, Answer, Supervised, SupervisorRefused
 from moorage.worker.supervisor.protocol import Done, Event, StartMember
@@ -85,6 +87,89 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             assert last is not None
             await last.shutdown(0.0)
             await link.close("w1")
+
+
+async def test_an_output_folder_that_cannot_be_read_is_not_told_as_a_supervisor_that_did_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link = SupervisorLink(Path(folder) / "s")
+
+        def unread() -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(link.keeper, "scan", unread)
+        with pytest.raises(SupervisorMissing, match=r"the supervisor on .* cannot be used: .*Input/output error"):
+            await link.open("w1", Told())
+        await link.close("w1")
+
+
+async def test_an_owner_that_opens_between_two_supervisors_waits_for_the_next_one() -> None:
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link, told = GatedLink(Path(folder) / "s"), Told()
+        await link.open("w1", told)
+        first, pump = link._supervised, link._pump
+        assert first is not None
+        link.gate = asyncio.Event()
+        try:
+            first.kill()
+            await until(lambda: link._supervised is None, what="the link knows that its supervisor is gone")
+            opened = asyncio.create_task(link.open("w2", Told()))
+            link.gate.set()
+            assert await opened == []
+            assert told.lists == [[]], "the link has reconnected by itself"
+            assert link._pump is pump
+        finally:
+            link.gate.set()
+            last = await until(lambda: link._supervised, what="a supervisor to shut down")
+            await last.shutdown(0.0)
+            await link.close("w1")
+            await link.close("w2")
+
+
+async def test_a_lease_that_was_renewed_between_two_supervisors_holds_at_the_next_one() -> None:
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link, told = GatedLink(Path(folder) / "s"), Told()
+        await link.open("w1", told)
+        now_s = boottime_s()
+        link.set_fence("w1", now_s + 600, 1.0)
+        link.gate = asyncio.Event()
+        first = link._supervised
+        assert first is not None
+        try:
+            first.kill()
+            await until(lambda: link._supervised is None, what="the link knows that its supervisor is gone")
+            link.set_fence("w1", now_s + 900, 1.0)
+            link.gate.set()
+            await until(lambda: told.lists, what="the next supervisor's list")
+            assert link._supervised is not None
+            assert link._supervised._fence_boottime_s == now_s + 900
+        finally:
+            link.gate.set()
+            last = await until(lambda: link._supervised, what="a supervisor to shut down")
+            await last.shutdown(0.0)
+            await link.close("w1")
+
+
+class Fenced:
+    """A supervisor that notes its deadlines."""
+
+    def __init__(self) -> None:
+        self.deadlines: list[float] = []
+
+    def begin_fence(self, deadline_s: float, grace_s: float) -> asyncio.Future[Answer]:
+        self.deadlines.append(deadline_s)
+        return asyncio.get_running_loop().create_future()
+
+
+async def test_the_deadline_of_an_owner_that_closed_fences_no_other(tmp_path: Path) -> None:
+    link, fenced = SupervisorLink(tmp_path), Fenced()
+    link._supervised = cast(Supervised, fenced)
+    for owner, deadline_s in (("w1", 100.0), ("w2", 200.0)):
+        link._listeners[owner] = Told()
+        link.set_fence(owner, deadline_s, 1.0)
+    await link.close("w1")
+    assert fenced.deadlines == [100.0, 200.0]
 
 
 async def test_a_listener_that_raises_ends_the_worker_and_not_its_hearing_alone() -> None:

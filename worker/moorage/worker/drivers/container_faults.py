@@ -30,8 +30,6 @@ class CannotStart(Exception):
 def start_fault(error: EngineError, is_created: bool) -> CannotStart:
     """Return the fault for a container that the engine could not start, or if not `is_created`, could not create."""
     message = error.message.strip()
-    if error.status == 404 and not is_created:
-        return CannotStart(CODE_CANNOT_START, f"{message} (and this worker does not pull it)")
     if is_created and error.status in (400, 404, 500):
         if _NO_PROGRAM.search(message):
             return CannotStart(CODE_NOT_FOUND, message)

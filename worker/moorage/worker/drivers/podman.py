@@ -148,6 +148,7 @@ class PodmanDriver(ProcessDriver):
     def __init__(self, *words: Any, **fields: Any) -> None:
         super().__init__(*words, **fields)
         self._folder = self._link.state / FOLDER
+        self._prefix = f"{member_digest(self._owner)[:16]}-"  # of this driver's files: other workers have theirs there
         self._mark = ""
         self._entries = Entries(self._owner, "")
         self._notes = Notes(publishes=self._stream_output)
@@ -307,7 +308,7 @@ class PodmanDriver(ProcessDriver):
     # -- inside
 
     def _file(self, name: MemberName, suffix: str) -> Path:
-        return self._folder / f"{member_digest(self._key(name))}{suffix}"
+        return self._folder / f"{self._prefix}{member_digest(self._key(name))}{suffix}"
 
     def _container(self, name: MemberName) -> str:
         return f"moorage-{member_digest(f'{self._mark}|{self._key(name)}')}"
@@ -519,9 +520,9 @@ class PodmanDriver(ProcessDriver):
         self.on_events_over()
 
     async def _sweep(self, living: Sequence[MemberName]) -> None:
-        """Remove this driver's containers, and all files in `FOLDER`, except those of these members.
+        """Remove this driver's containers, and its files in `FOLDER`, except those of these members.
 
-        A container that podman does not remove is left. Raises OSError, TimeoutError, ValueError.
+        Log a warning for containers that podman does not remove. Raises OSError, TimeoutError, ValueError.
         """
         known = {self._key(name) for name in living}
         form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
@@ -532,8 +533,10 @@ class PodmanDriver(ProcessDriver):
         pairs = [line.split(" ", 1) for line in listed.out.splitlines()]
         left = [each for each, key in pairs if key.partition("|")[0] == self._owner and key not in known]
         for at in range(0, len(left), AT_ONCE):
-            await self.podman.ask("rm", "--force", "--ignore", "--time=0", *left[at : at + AT_ONCE])
-        digests = {member_digest(key) for key in known}
-        for path in self._folder.iterdir():
-            if path.stem not in digests:
+            done = await self.podman.ask("rm", "--force", "--ignore", "--time=0", *left[at : at + AT_ONCE])
+            if done.code:
+                log.warning("podman: containers of an earlier agent are not removed: %s", done.error)
+        kept = {self._prefix + member_digest(key) for key in known}
+        for path in self._folder.glob(f"{self._prefix}*"):
+            if path.stem not in kept:
                 path.unlink()

@@ -52,13 +52,13 @@ log = logging.getLogger("moorage.worker")
 
 
 class SupervisorMissing(MoorageError):
-    """No supervisor on the state folder could be started, reached, or used."""
+    """The supervisor on the state folder cannot be started, reached, or used."""
 
     def __init__(self, state: Path, why: str) -> None:
         super().__init__(
             problem(
                 "failed-precondition",
-                f"no supervisor could be started on {state}: {why}",
+                f"the supervisor on {state} cannot be used: {why}",
                 found=str(state),
                 next="see supervisor.log in that folder",
             )
@@ -143,11 +143,11 @@ class SupervisorLink:
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Join an owner; return key, state and event of each of its members, as `Listener.on_listed` gets them.
 
-        Connect first if the link is not connected, to a new supervisor if none runs. Raises SupervisorMissing if that
-        fails, and SupervisorError if the supervisor is lost meanwhile.
+        Connect first if no owner has joined, to a new supervisor if none runs. Raises SupervisorMissing if that fails,
+        and SupervisorError if the supervisor is lost meanwhile. Wait while the link reconnects.
         """
         async with self._opening:
-            if self._supervised is None:
+            if self._pump is None:
                 self._supervised = await self._connect()
                 self.boot = _boot_of(self._supervised)
                 await self._look_at_output(self._supervised)
@@ -155,6 +155,8 @@ class SupervisorLink:
                 self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
                 self._pump.add_done_callback(self._over)
                 self._sweeps.add_done_callback(self._over)
+            if self._supervised is None:
+                raise SupervisorGone("the supervisor is away")
             listed = await self._supervised.list()
             self._listeners[owner] = listener
             return _of_owner(owner, listed)
@@ -205,6 +207,7 @@ class SupervisorLink:
         self._listeners.pop(owner, None)
         self._fences.pop(owner, None)
         if self._listeners:
+            self._send_fence()
             return
         if self._unanswered:
             await asyncio.wait(self._unanswered, timeout=RETRY_S)
@@ -266,13 +269,10 @@ class SupervisorLink:
     def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
         """Set an owner's deadline. The earliest deadline of all owners holds, so a partition of one fences all.
 
-        While the supervisor is away nothing is sent, so call this again with each renewal.
+        The next supervisor gets it when this one is away.
         """
         self._fences[owner] = (deadline_s, grace_s)
-        fence = min(self._fences.values())
-        if fence != self._fence and self._supervised is not None:
-            self._fence = fence
-            self._begin(partial(self._supervised.begin_fence, *fence))
+        self._send_fence()
 
     # -- inside
 
@@ -304,6 +304,13 @@ class SupervisorLink:
             raise SupervisorMissing(self.state, str(error)) from error
         listed = await supervised.list()
         self.keeper.begin(scanned, listed.living)
+
+    def _send_fence(self) -> None:
+        """Send the earliest deadline, if there is one and this supervisor does not have it yet."""
+        fence = min(self._fences.values(), default=None)
+        if fence is not None and fence != self._fence and self._supervised is not None:
+            self._fence = fence
+            self._begin(partial(self._supervised.begin_fence, *fence))
 
     def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
         keys: dict[str, list[str]] = {}
@@ -352,7 +359,8 @@ class SupervisorLink:
                 if gone.silent:
                     supervised.kill()
                 supervised.close()
-                await self._reconnect()
+                async with self._opening:
+                    await self._reconnect()
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         heard: dict[str, Listener] = {}
@@ -382,13 +390,13 @@ class SupervisorLink:
                     supervised.close()  # a supervisor takes few connections
                 log.error("%s", error)
                 pending, self._pending = self._pending, []
-                self._start_refused(pending, "no supervisor can be started")
+                self._start_refused(pending, "the supervisor is away")
                 await asyncio.sleep(RETRY_S)
         boot = _boot_of(supervised)
         replaced, self.boot = boot != self.boot, boot
         self._supervised = supervised
-        if self._fence is not None:
-            self._begin(partial(supervised.begin_fence, *self._fence))
+        self._fence = None
+        self._send_fence()
         # members requested meanwhile are in no list, so their listeners report them as lost: they must not start later
         self._pending.clear()
         for owner, listener in list(self._listeners.items()):

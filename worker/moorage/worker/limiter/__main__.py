@@ -50,7 +50,7 @@ def serve(control: Control, token: Path, agent: int) -> None:
     fresh.write_text(own)
     fresh.rename(token)
     has_agent, said_s, orphaned_s = True, 0.0, 0.0
-    while _text(token) == own:
+    while _is_ours(token, own):
         now_s = time.monotonic()
         if now_s >= said_s + SIGN_S:
             said_s = now_s
@@ -64,11 +64,14 @@ def serve(control: Control, token: Path, agent: int) -> None:
             has_agent, orphaned_s = False, now_s
 
 
-def _text(file: Path) -> str:
+def _is_ours(token: Path, own: str) -> bool:
+    """Return whether this process has the token. It keeps the token while the file cannot be read."""
     try:
-        return file.read_text()
-    except OSError:
-        return ""
+        return token.read_text() == own
+    except FileNotFoundError:
+        return False
+    except OSError:  # out of descriptors
+        return True
 
 
 def _say(line: str) -> None:

@@ -2,8 +2,8 @@
 
 This process alone writes tokens, and all heartbeats but the first, which the agent writes into a new segment. What NVML
 reports of a process is added to the attempt whose segment has a slot of that process; a process without a slot is added
-to no attempt. If NVML reports nothing for a GPU, or none of an attempt's slots has a known pid, tokens come at a
-constant rate by the share.
+to no attempt. If NVML reports nothing for a device, as for a MIG slice, or none of an attempt's slots has a known pid,
+tokens come at a constant rate by the share.
 """
 
 from __future__ import annotations
@@ -74,9 +74,11 @@ class Control:
         """Give every segment its heartbeat and its tokens; before that, open new segments and close removed ones.
 
         A segment that cannot be written is reported to `say` once; the others are not affected. Each `LOOK_S` seconds
-        the memory of processes that have ended is released. Raises OSError if the folder cannot be read.
+        the memory of processes that have ended is released. While the folder cannot be read, no segment is opened or
+        closed.
         """
-        self._find(now_s)
+        with contextlib.suppress(OSError):
+            self._find(now_s)  # out of descriptors: try again with the next step
         measured: dict[str, dict[int, float] | None] = {}
         for attempt in self._attempts.values():
             try:
@@ -144,16 +146,17 @@ class Control:
             controller.step(segment, device, sum(used.get(pid, 0.0) for pid in pids), passed_s)
 
     def _measured(self, uuid: str, now_s: float) -> dict[int, float] | None:
-        """Return what processes use of a GPU; None if it is unknown. `say` gets a line when that begins and ends."""
+        """Return what processes use of a device; None if it is unknown. `say` gets a line when that begins and ends."""
+        bare = uuid.removeprefix("GPU-")  # a segment does not tell a GPU from a MIG slice
         try:
             found = self._meter.used(uuid, now_s)
         except Unmeasured as error:
             if uuid not in self._unmeasured:
-                self._say(f"{uuid}: {error}: launches of its jobs come at a constant rate, not by what they use")
+                self._say(f"device {bare}: {error}: launches of its jobs come at a constant rate, not by what they use")
             self._unmeasured[uuid] = str(error)
             return None
         if self._unmeasured.pop(uuid, ""):
-            self._say(f"{uuid}: what processes use of it is known again")
+            self._say(f"device {bare}: what processes use of it is known again")
         return found
 
     def _look(self, now_s: float) -> None:

@@ -88,9 +88,15 @@ class ControllerProcess:
         with contextlib.ExitStack() as opened:
             self.pid, holds, said = _spawned(self._command)
             opened.callback(os.close, holds)  # its end tells the process that the agent is gone
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(said, "rb", 0)
-            )
+            pipe = os.fdopen(said, "rb", 0)
+            try:
+                transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                    lambda: asyncio.StreamReaderProtocol(reader), pipe
+                )
+            except OSError:
+                pipe.close()
+                await self._end()
+                raise
             opened.callback(transport.close)
             try:
                 while True:

@@ -297,7 +297,7 @@ class Limits:
     def begin(self, living: Iterable[MemberName]) -> None:
         """Take over the segments of these living attempts, and remove this driver's other segments.
 
-        Log a warning if a segment cannot be used; segments that come after it are then not taken over.
+        Log a warning for each segment that cannot be used; the others are not affected.
         """
         ours = {self._path(name): name for name in living}
         try:
@@ -306,11 +306,15 @@ class Limits:
                 if path not in ours and path.name.startswith(self._mark):
                     path.unlink()
             for path, name in ours.items():
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     self._segments[name] = Segment.adopt(path)
+                except FileNotFoundError:
+                    pass
+                except (OSError, SegmentError) as error:
+                    log.warning("job %s: the limiter cannot use the segment of an earlier agent: %s", name[1], error)
             if not any(self._folder.iterdir()):
                 self._folder.rmdir()
-        except (OSError, SegmentError) as error:
+        except OSError as error:
             log.warning("the limiter: shared memory of an earlier agent cannot be used: %s", error)
 
     async def run(self) -> None:

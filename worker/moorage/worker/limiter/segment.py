@@ -108,7 +108,8 @@ class Segment:
     def create(cls, path: Path, parts: Sequence[Part]) -> Segment:
         """Make the file, mode 0600, and return the segment. Raises OSError, also if the file exists.
 
-        Raises ValueError for more than `DEVICES_MAX` devices, and for an invalid uuid of a device.
+        A file that cannot be written is removed. Raises ValueError for more than `DEVICES_MAX` devices, and for an
+        invalid uuid of a device.
         """
         if len(parts) > DEVICES_MAX:
             raise ValueError(f"a limited job may have at most {DEVICES_MAX} GPUs, found {len(parts)}")
@@ -126,6 +127,7 @@ class Segment:
             os.pwrite(descriptor, begin, 0)
         except BaseException:
             os.close(descriptor)
+            path.unlink()
             raise
         return cls(path, descriptor, [part.uuid for part in parts])
 
