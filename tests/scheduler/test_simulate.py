@@ -259,3 +259,11 @@ def test_openb_tasks_come_and_go_as_the_trace_says() -> None:
     assert share.sharing == "mps"
     with pytest.raises(Refused, match="no deletion_time"):
         list(openb_jobs.openb_jobs(OPENB / "openb_pod_list_multigpu50.csv"))
+
+
+def test_the_memory_of_an_openb_node_is_its_host_s_and_not_its_gpu_s(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn,64000,786432,1,V100M32\n")
+    (host,) = openb_jobs.openb_hosts(path)
+    assert (host.cpu_milli, host.memory_mib) == (64000, 786432)
+    assert [device.memory_mib for device in host.devices] == [0]
