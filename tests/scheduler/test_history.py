@@ -16,6 +16,7 @@ import pytest
 from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated.bus import SimulatedBus
 from moorage.bus.simulated.clock import SimulatedClock
+from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects import story
 from moorage.scheduler.core.effects.outputs import Outputs
@@ -499,3 +500,39 @@ async def test_a_stream_that_cannot_be_read_now_is_busy_and_show_has_the_row(dri
     assert (await drive.asked("show", "a"))["state"] == "CANCELLED"
     drive.link.restore()
     assert len(await drive.pages("a")) == 2
+
+
+async def refusing(drive: Writing, code: int, words: str) -> HistoryReader:
+    """A reader for whom JetStream refuses each read with this error; the direct get has no listener."""
+
+    async def refuse(delivery: Delivery) -> None:
+        error = {"code": 503, "err_code": code, "description": words}
+        await drive.link.send([(delivery.reply, msgspec.json.encode({"error": error}), "")])
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    def heard(delivery: Delivery) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(refuse(delivery)))
+
+    await drive.link.subscribe(f"refused.STREAM.MSG.GET.{SUBJECTS.history_stream}", heard)
+    return HistoryReader(JetStream(drive.link, "refused"), SUBJECTS, drive.engine, drive._on_answer)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "told"),
+    [(10008, "JetStream system temporarily unavailable", "overloaded"), (10059, "stream not found", "history-gone")],
+)
+def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(code: int, words: str, told: str) -> None:
+    async def run() -> None:
+        drive = Writing()
+        drive.submit("a")
+        drive.cancel("a")
+        await drive.written()
+        reader = drive.reader = await refusing(drive, code, words)
+        try:
+            assert (await drive.asked("history", "a")).code == told
+        finally:
+            await drive.end()
+            await reader.close()
+
+    SimulatedClock().run(run())
