@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.bus.jetstream import JetStream
+from moorage.bus.jetstream import Ack, JetStream
 from moorage.bus.simulated.bus import SimulatedBus
 from moorage.bus.simulated.clock import SimulatedClock
 from moorage.bus.transport import Delivery
@@ -24,9 +24,11 @@ from moorage.scheduler.core.lifecycle.retention import ENDED_SPARE
 from moorage.scheduler.core.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
 from moorage.scheduler.history import QUEUE_SPARE, History
 from moorage.scheduler.history_reader import QUESTIONS_MAX, HistoryReader
+from moorage.scheduler.logs import LogRelay
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import HistoryFrame
+from moorage.schemas.frames import HistoryFrame, LogsAsked
+from moorage.schemas.frames.history import Story
 from tests.scheduler.driving import SUBJECTS, Driving
 from tests.waiting import until
 
@@ -536,3 +538,24 @@ def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(cod
             await reader.close()
 
     SimulatedClock().run(run())
+
+
+@scene()
+async def test_output_of_a_job_whose_story_is_empty_is_an_answer(drive: Writing) -> None:
+    """No leader writes such a frame; whatever stands there, the caller is answered."""
+    drive.submit("a")
+    drive.cancel("a")
+    await asyncio.sleep(1)
+    empty = HistoryFrame("t", [], {}, [Story("a", 2, "CANCELLED", True, 0, 1, [], [])])
+    ack = await drive.js.append(SUBJECT, msgspec.json.encode(empty))
+    assert isinstance(ack, Ack)
+    drive.job("a").kept = ack.seq
+    drive.tick()
+    assert not drive.state.jobs
+    answers: list[bytes] = []
+    world: Any = drive.link
+    relay = LogRelay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))
+    relay.ask("t", LogsAsked("a"), "r", True)
+    await until(lambda: answers, 60, "an answer to logs")
+    assert msgspec.json.decode(answers[0])["code"] == "internal"
+    await relay.close()
