@@ -226,6 +226,12 @@ def test_the_picture_is_well_formed_and_holds_every_run_and_class() -> None:
     assert ElementTree.fromstring(chart("nothing", [])) is not None
 
 
+def test_a_fleet_without_gpus_has_a_picture_too() -> None:
+    done = ran([TraceJob(0, 1000, "t", Request(job="a", run=NOOP))], gpus=0)
+    assert done.report.gpus == 0
+    assert ElementTree.fromstring(chart("cpu", [Series("pack", done.report, done.points)])) is not None
+
+
 @given(st.floats(1e-9, 1e12) | st.just(0.0), st.integers(1, 10))
 def test_ticks_are_few_round_and_within(most: float, count: int) -> None:
     found = ticks(most, count)
