@@ -274,14 +274,14 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
 
 
 async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
-    """Raise `BackupRefused` if a scheduler leads the existing ledger, or if it has records and `replace` is not set."""
+    """Raise `BackupRefused` if a scheduler may lead the existing ledger, or if it has records and not `replace`."""
     info = await info_of(jetstream, subjects.ledger_stream)
     if info is not None and info.messages:
         silent_s = await _silent_s(jetstream, subjects, info)
         if silent_s < SILENT_S:
             raise _refused(
-                f"a scheduler leads the ledger {subjects.ledger_stream}: its last record is {silent_s:.0f} s old",
-                "stop every scheduler, then restore",
+                f"a scheduler may lead the ledger {subjects.ledger_stream}: it was written to {silent_s:.0f} s ago",
+                f"stop every scheduler, then restore, {SILENT_S:.0f} s after the last message in the ledger",
             )
         if not replace:
             raise _refused(
