@@ -195,8 +195,8 @@ class Scheduler(Parts):
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
         if careful:
             log.warning(
-                "the last two leaders each died within a minute: for %d s this leader writes one event in each ledger"
-                " record, and uses the plain ranker",
+                "the last two leaders died, the last within a minute of its start: for %d s this leader writes one"
+                " event in each ledger record, and uses the plain ranker",
                 SAFE_MS // 1000,
             )
             reign.engine.begin_safe_mode()
