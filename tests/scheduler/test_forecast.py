@@ -133,6 +133,19 @@ def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:
     assert (found.starts, found.unknown_runs) == ({}, 1)
 
 
+def test_a_job_of_several_members_without_a_known_end_is_one_job() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.worker("w1", 2)
+    submit(drive, "runs", "new", replicas=2, gpu={"scheduling": "gang"})
+    drive.submit("ends", replicas=2, gpu={}, tenant="u", run={"driver": "noop", "timeout_s": 60})
+    drive.settle()
+    submit(drive, "starts", "new", replicas=2)
+    submit(drive, "waits", "new", replicas=2)
+    found = look_ahead(drive)
+    assert (found.unknown_runs, found.unknown_starts) == (1, 1)
+
+
 def test_a_time_limit_is_an_estimate_too() -> None:
     drive = Driving()
     drive.worker("w0", 1)

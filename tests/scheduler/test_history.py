@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.bus.jetstream import JetStream
+from moorage.bus.jetstream import Ack, JetStream
 from moorage.bus.simulated.bus import SimulatedBus
 from moorage.bus.simulated.clock import SimulatedClock
+from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects import story
 from moorage.scheduler.core.effects.outputs import Outputs
@@ -23,9 +24,11 @@ from moorage.scheduler.core.lifecycle.retention import ENDED_SPARE
 from moorage.scheduler.core.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
 from moorage.scheduler.history import QUEUE_SPARE, History
 from moorage.scheduler.history_reader import QUESTIONS_MAX, HistoryReader
+from moorage.scheduler.logs import LogRelay
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import HistoryFrame
+from moorage.schemas.frames import HistoryFrame, LogsAsked
+from moorage.schemas.frames.history import Story
 from tests.scheduler.driving import SUBJECTS, Driving
 from tests.waiting import until
 
@@ -499,3 +502,60 @@ async def test_a_stream_that_cannot_be_read_now_is_busy_and_show_has_the_row(dri
     assert (await drive.asked("show", "a"))["state"] == "CANCELLED"
     drive.link.restore()
     assert len(await drive.pages("a")) == 2
+
+
+async def refusing(drive: Writing, code: int, words: str) -> HistoryReader:
+    """A reader for whom JetStream refuses each read with this error; the direct get has no listener."""
+
+    async def refuse(delivery: Delivery) -> None:
+        error = {"code": 503, "err_code": code, "description": words}
+        await drive.link.send([(delivery.reply, msgspec.json.encode({"error": error}), "")])
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    def heard(delivery: Delivery) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(refuse(delivery)))
+
+    await drive.link.subscribe(f"refused.STREAM.MSG.GET.{SUBJECTS.history_stream}", heard)
+    return HistoryReader(JetStream(drive.link, "refused"), SUBJECTS, drive.engine, drive._on_answer)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "told"),
+    [(10008, "JetStream system temporarily unavailable", "overloaded"), (10059, "stream not found", "history-gone")],
+)
+def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(code: int, words: str, told: str) -> None:
+    async def run() -> None:
+        drive = Writing()
+        drive.submit("a")
+        drive.cancel("a")
+        await drive.written()
+        reader = drive.reader = await refusing(drive, code, words)
+        try:
+            assert (await drive.asked("history", "a")).code == told
+        finally:
+            await drive.end()
+            await reader.close()
+
+    SimulatedClock().run(run())
+
+
+@scene()
+async def test_output_of_a_job_whose_story_is_empty_is_an_answer(drive: Writing) -> None:
+    """No leader writes such a frame; whatever stands there, the caller is answered."""
+    drive.submit("a")
+    drive.cancel("a")
+    await asyncio.sleep(1)
+    empty = HistoryFrame("t", [], {}, [Story("a", 2, "CANCELLED", True, 0, 1, [], [])])
+    ack = await drive.js.append(SUBJECT, msgspec.json.encode(empty))
+    assert isinstance(ack, Ack)
+    drive.job("a").kept = ack.seq
+    drive.tick()
+    assert not drive.state.jobs
+    answers: list[bytes] = []
+    world: Any = drive.link
+    relay = LogRelay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))
+    relay.ask("t", LogsAsked("a"), "r", True)
+    await until(lambda: answers, 60, "an answer to logs")
+    assert msgspec.json.decode(answers[0])["code"] == "internal"
+    await relay.close()

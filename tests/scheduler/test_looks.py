@@ -123,6 +123,21 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(found) == "1 running job has no time limit and no history to estimate from"
 
 
+def test_why_a_start_is_unknown_is_not_said_of_a_job_that_is_newer_than_the_forecast() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    submit(drive, "runs")
+    submit(drive, "waits")
+    foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
+    foresight._forecast = look_ahead(drive)
+    drive.now += 1
+    submit(drive, "newer")
+    assert "1 running job has no time limit" in foresight.explained("t", "waits")["starts_unknown"]
+    assert "starts_unknown" not in foresight.explained("t", "newer")
+    foresight._forecast = look_ahead(drive)
+    assert "starts_unknown" in foresight.explained("t", "newer")
+
+
 def nothing(*_: object) -> None:
     """Nobody hears it."""
 

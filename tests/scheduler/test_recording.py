@@ -162,3 +162,12 @@ def test_what_is_no_recording_is_said(tmp_path: Path) -> None:
     path.write_bytes((2).to_bytes(4, "big") + b"\x91\xc0")
     with pytest.raises(CannotReplay):
         list(replay(path))
+
+
+def test_a_full_disk_ends_the_recording_with_a_warning_also_at_its_close(caplog: pytest.LogCaptureFixture) -> None:
+    for last in ("commit", "offer"):  # the first is written at once, the second by `close`
+        recorder = Recorder(Path("/dev/full"))
+        recorder.put(last, 1)
+        recorder.close()
+        assert "No space left on device" in caplog.text
+        caplog.clear()

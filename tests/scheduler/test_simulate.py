@@ -226,6 +226,12 @@ def test_the_picture_is_well_formed_and_holds_every_run_and_class() -> None:
     assert ElementTree.fromstring(chart("nothing", [])) is not None
 
 
+def test_a_fleet_without_gpus_has_a_picture_too() -> None:
+    done = ran([TraceJob(0, 1000, "t", Request(job="a", run=NOOP))], gpus=0)
+    assert done.report.gpus == 0
+    assert ElementTree.fromstring(chart("cpu", [Series("pack", done.report, done.points)])) is not None
+
+
 @given(st.floats(1e-9, 1e12) | st.just(0.0), st.integers(1, 10))
 def test_ticks_are_few_round_and_within(most: float, count: int) -> None:
     found = ticks(most, count)
@@ -259,3 +265,11 @@ def test_openb_tasks_come_and_go_as_the_trace_says() -> None:
     assert share.sharing == "mps"
     with pytest.raises(Refused, match="no deletion_time"):
         list(openb_jobs.openb_jobs(OPENB / "openb_pod_list_multigpu50.csv"))
+
+
+def test_the_memory_of_an_openb_node_is_its_host_s_and_not_its_gpu_s(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn,64000,786432,1,V100M32\n")
+    (host,) = openb_jobs.openb_hosts(path)
+    assert (host.cpu_milli, host.memory_mib) == (64000, 786432)
+    assert [device.memory_mib for device in host.devices] == [0]

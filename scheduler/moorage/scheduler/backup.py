@@ -21,7 +21,7 @@ import msgspec
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream, StreamInfo
 from moorage.scheduler.core.digests import COMPUTED, TUPLE_HASH, trouble
-from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger, LedgerBroken
@@ -148,7 +148,7 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
 
     With `rehash` the state's own digest is recomputed instead of checked; the digest of the file's bytes is always
     checked. Raises OSError, and `BackupRefused` if the file is no backup, is damaged, has a format that this release
-    cannot read, or, without `rehash`, has digests of another hash; `Broken` if its state contradicts itself.
+    cannot read, or, without `rehash`, has digests of another hash, or if its state contradicts itself.
     """
     another = "name another file: one that moorage admin backup has written"
     data = file.read_bytes()
@@ -174,7 +174,10 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     except BadSnapshot as error:
         wrote = "use the release that wrote it"
         raise _refused(f"{file} cannot be read: {error}", wrote, found=header.release) from None
-    validate(state)
+    try:
+        validate(state)
+    except Broken as error:
+        raise _refused(f"the state in {file} contradicts itself: {error}", another) from None
     return header, state
 
 
@@ -198,7 +201,7 @@ async def restore(
     copies of each stream; 0 for as many as the backed up ledger had. Until the last step, a half made ledger names no
     snapshot and no scheduler leads it; run restore again with `replace`. With `rehash`, the backup may come from a
     Python that computes other digests. `say` is called with a line about each step. Raises `BackupRefused`, `BusError`,
-    OSError, `BadSnapshot`, `Deposed`, and `Broken` as `read` does.
+    OSError, `BadSnapshot`, `Deposed`.
     """
     header, state = read(file, rehash=rehash)
     subjects, replicas = Subjects(prefix), replicas or header.replicas or 1
@@ -271,14 +274,14 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
 
 
 async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
-    """Raise `BackupRefused` if a scheduler leads the existing ledger, or if it has records and `replace` is not set."""
+    """Raise `BackupRefused` if a scheduler may lead the existing ledger, or if it has records and not `replace`."""
     info = await info_of(jetstream, subjects.ledger_stream)
     if info is not None and info.messages:
         silent_s = await _silent_s(jetstream, subjects, info)
         if silent_s < SILENT_S:
             raise _refused(
-                f"a scheduler leads the ledger {subjects.ledger_stream}: its last record is {silent_s:.0f} s old",
-                "stop every scheduler, then restore",
+                f"a scheduler may lead the ledger {subjects.ledger_stream}: it was written to {silent_s:.0f} s ago",
+                f"stop every scheduler, then restore, {SILENT_S:.0f} s after the last message in the ledger",
             )
         if not replace:
             raise _refused(

@@ -140,7 +140,9 @@ class Foresight:
             return {}
         start = known.starts.get(tenant, {}).get(job)
         if start is None:
-            return _unknown(known)
+            found = self._engine.state.job(tenant, job)
+            is_newer = found is not None and found.accepted_ms > known.time_ms  # the forecast does not contain it
+            return {} if is_newer else _unknown(known)
         passed = max(0, self._now_ms() - known.time_ms)
         band = {"p50_ms": max(0, start.p50_ms - passed)}
         if start.p90_ms >= 0:

@@ -7,6 +7,7 @@ that message. Look-ups run beside the loop, a few at a time; beyond a bound the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.errors import BusError, JetStreamRefused
-from moorage.bus.jetstream import JetStream, StoredMessage, wall_seconds
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.effects.outputs import accepted, changes_since, fitting
 from moorage.scheduler.core.effects.told_story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.core.engine import Engine
@@ -269,16 +270,19 @@ class HistoryReader:
     async def _message(self, seq: int) -> StoredMessage:
         """Return a message by direct get, or, if a replica lags, from the stream's leader.
 
-        Raises `Gone` if the stream has no such message or JetStream refuses the read; `BusError`.
+        Raises `Gone` if there is no such message or no such stream; `BusError`.
         """
         stream = self._subjects.history_stream
-        try:
+        with contextlib.suppress(JetStreamRefused):  # the leader, asked next, says why
             for message in await self._js.direct_get_batch(stream, seq=seq, batch=1):
                 if message.seq == seq:
                     return message
+        try:
             found = await self._js.get_message(stream, seq)
-        except JetStreamRefused:
-            raise Gone from None  # the stream does not exist
+        except JetStreamRefused as refused:
+            if refused.err_code == ERR_STREAM_NOT_FOUND:
+                raise Gone from None
+            raise
         if found is None:
             raise Gone
         return found

@@ -90,6 +90,9 @@ class LogRelay:
             if isinstance(found, Kept):
                 found = self._away(found) if not found.worker.session else await self._relay(found)
             self._say(found, reply, json)
+        except Exception:  # a defect of moorage must not leave a caller without an answer
+            log.exception("the output of job %s could not be found", asked.job)
+            self._say(problem("internal", "moorage failed on this question", job=asked.job), reply, json)
         finally:
             self._asking[tenant] -= 1
             if not self._asking[tenant]:

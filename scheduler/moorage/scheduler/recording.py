@@ -8,6 +8,7 @@ contains request bodies and lease sessions: it is for operators only, and only i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -96,13 +97,23 @@ class Recorder:
             if what[0] == "commit":
                 self._file.flush()
         except OSError as error:
-            log.warning("the recording (--record) ends here, because it cannot be written: %s", error)
-            self._file = None
+            self._fail(error)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Write what is left. If that fails, the recording ends with a warning, too."""
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:
+            self._fail(error)
+        self._file = None
+
+    def _fail(self, error: OSError) -> None:
+        log.warning("the recording (--record) ends here, because it cannot be written: %s", error)
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # it writes its buffer again
+                file.close()
 
 
 #: the arguments of an engine, in order

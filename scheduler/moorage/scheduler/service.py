@@ -46,7 +46,8 @@ class Scheduler(Parts):
     async def run(self) -> None:
         """Stand by and lead, until `resign` while leading, or cancellation.
 
-        Raises `LedgerBroken` if an operator must act; `BusError` if streams cannot be made or read.
+        Raises `LedgerBroken` if an operator must act; `BusError` if streams cannot be made or read, and for a refused
+        subscription.
         """
         announcing = asyncio.create_task(self.standings.announce(self._standing))
         try:
@@ -103,8 +104,8 @@ class Scheduler(Parts):
             except Deposed as deposed:  # another scheduler was first to take over
                 log.warning("this scheduler no longer leads: %s", deposed)
             except ExceptionGroup as group:
-                if (broken := group.subgroup(LedgerBroken)) is not None:
-                    raise broken.exceptions[0] from None
+                if (ends := group.subgroup((LedgerBroken, BusError))) is not None:
+                    raise ends.exceptions[0] from None
                 if group.split(Deposed)[1] is not None:
                     raise
                 log.warning("this scheduler no longer leads: %s", group.exceptions[0])
@@ -194,8 +195,8 @@ class Scheduler(Parts):
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
         if careful:
             log.warning(
-                "the last two leaders each died within a minute: for %d s this leader writes one event in each ledger"
-                " record, and uses the plain ranker",
+                "the last two leaders died, the last within a minute of its start: for %d s this leader writes one"
+                " event in each ledger record, and uses the plain ranker",
                 SAFE_MS // 1000,
             )
             reign.engine.begin_safe_mode()

@@ -173,13 +173,14 @@ def ledger_guarded(options: LedgerOptions, act: Any) -> int:
 
     def told() -> int | None:
         from moorage.client.errors import rejected
-        from moorage.scheduler.ledger import LedgerBroken
+        from moorage.scheduler.core.ledger.snapshot import BadSnapshot
+        from moorage.scheduler.ledger import Deposed, LedgerBroken
 
         try:
             result: int | None = act()
         except BrokenPipeError:
             raise  # who read our output has gone: that is no error of the ledger's
-        except (LedgerBroken, OSError) as error:
+        except (BadSnapshot, Deposed, LedgerBroken, OSError) as error:
             at = isinstance(error, OSError) and error.filename
             text = f"{error.strerror}: {error.filename}" if at else str(error)  # type: ignore[union-attr]
             fix = "name a file that you may read or write, in an existing folder" if at else "moorage doctor"

@@ -55,7 +55,7 @@ def chart(title: str, series: Sequence[Series]) -> str:
     leased = [[(p.at_ms, p.leased_milli / 1000) for p in run.points] for run in series]
     queued = [[(p.at_ms, float(p.waiting)) for p in run.points] for run in series]
     panels = [
-        _Panel(0, "GPUs leased", end_h, gpus).lines(leased),
+        _Panel(0, "GPUs leased", end_h, max(1, gpus)).lines(leased),
         _Panel(1, "jobs waiting", end_h, max(1, waiting)).lines(queued),
         _bars(2, series),
     ]

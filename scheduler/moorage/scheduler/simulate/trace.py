@@ -57,11 +57,9 @@ class SimHost(msgspec.Struct, frozen=True, gc=False):
     memory_mib: int = 0
 
 
-def uniform_host(name: str, gpus: int, model: str, memory_mib: int = 0, **host: int) -> SimHost:
-    """Return a host with `gpus` equal GPUs; `host` are its `cpu_milli` and `memory_mib`."""
-    devices = tuple(
-        Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", memory_mib) for index in range(gpus)
-    )
+def uniform_host(name: str, gpus: int, model: str, **host: int) -> SimHost:
+    """Return a host with `gpus` equal GPUs of unknown memory; `host` are its own `cpu_milli` and `memory_mib`."""
+    devices = tuple(Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", 0) for index in range(gpus))
     return SimHost(name, devices, **host)
 
 

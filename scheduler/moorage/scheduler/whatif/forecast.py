@@ -36,7 +36,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
     """The forecast as of ledger time `time_ms`; `starts` by tenant and job, without jobs whose start is unknown.
 
-    `unknown_runs` running members have an unknown end, as have `unknown_starts` of those that start in the first look.
+    `unknown_runs` running jobs have an unknown end, as have `unknown_starts` of those that start in the first look.
     `cut` if more jobs wait than were simulated, or a look reached a limit. `cpu_ms` is the CPU time that it took.
     """
 
@@ -99,7 +99,8 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
 
     future.pass_time(done)
     found = [(*key, *future.started[key]) for key in waiting if key in future.started]
-    return msgspec.msgpack.encode(_Look(found, future.unknown_runs, future.unknown_starts, more or future.cut))
+    unknown = len(future.unknown_runs), len(future.unknown_starts)
+    return msgspec.msgpack.encode(_Look(found, *unknown, more or future.cut))
 
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:

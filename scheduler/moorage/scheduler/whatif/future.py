@@ -55,8 +55,8 @@ class Future(Play):
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
         self.began_ms = self.time_ms
         self.started: dict[tuple[str, str], Began] = {}  # by job
-        self.unknown_runs = 0  # running members without any estimate
-        self.unknown_starts = 0  # members started in this look without any estimate
+        self.unknown_runs: set[tuple[str, str]] = set()  # running jobs without any estimate
+        self.unknown_starts: set[tuple[str, str]] = set()  # jobs started in this look without any estimate
         self.cut = False  # this look reached a limit before everything had happened
         self._runs = 0  # the fewest runs behind an end so far
         self._told_by: dict[MemberName, int] = {}  # the number of runs behind the estimate of each running member
@@ -102,9 +102,9 @@ class Future(Play):
         found = None if job is None else self._left_ms(job, held)
         if found is None:
             if held.name in self._after:
-                self.unknown_runs += 1
+                self.unknown_runs.add(held.name[:2])
             else:
-                self.unknown_starts += 1
+                self.unknown_starts.add(held.name[:2])
             return None
         ms, runs = found
         if runs:

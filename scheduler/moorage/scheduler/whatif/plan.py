@@ -293,7 +293,7 @@ class _Plan(Future):
         found = self.started.get(key)
         planned.starts = "unknown" if found is None else "later"
         planned.preempts = self._preempts
-        why = why_unknown(self.unknown_runs, self.unknown_starts, cut=self.cut)
+        why = why_unknown(len(self.unknown_runs), len(self.unknown_starts), cut=self.cut)
         if planned.waiting is not None and found is None and why:
             planned.waiting["starts_unknown"] = why
         if found is not None:
