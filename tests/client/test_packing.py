@@ -100,7 +100,7 @@ def test_more_than_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(packing, "MEMBERS_MAX", 2)
     with pytest.raises(Rejected) as refused:
         pack([code])
-    assert (refused.value.code, refused.value.problem.found) == ("too-large", "3 files")
+    assert (refused.value.code, refused.value.problem.found) == ("too-large", "3 files and folders")
     monkeypatch.setattr(packing, "MEMBERS_MAX", 10)
     monkeypatch.setattr(packing, "FILES_BYTES_MAX", 10)
     with pytest.raises(Rejected) as refused:

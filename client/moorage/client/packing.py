@@ -31,7 +31,7 @@ _SPOOL_BYTES: Final = 32 << 20
 class Packed(NamedTuple):
     """A tar file on disk or in memory, with its address (its SHA-256) and its size in bytes.
 
-    `files` is its number of members: files, links and folders.
+    `files` is its number of files; links and folders are not counted.
     """
 
     file: IO[bytes]
@@ -56,7 +56,7 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
                 )
             found[name] = file
     if len(found) > MEMBERS_MAX:
-        raise _too_large(f"{len(found)} files", f"{MEMBERS_MAX} files")
+        raise _too_large(f"{len(found)} files and folders", f"{MEMBERS_MAX} files and folders")
     spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 - it is handed on
     try:
         _write(found, spool)
@@ -67,7 +67,8 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
     except BaseException:
         spool.close()
         raise
-    return Packed(spool, digest.hexdigest(), spool.tell(), len(found))
+    files = sum(path.is_file() and not path.is_symlink() for path in found.values())
+    return Packed(spool, digest.hexdigest(), spool.tell(), files)
 
 
 def _write(found: Mapping[str, Path], spool: IO[bytes]) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, cast
 from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.jetstream import JetStream
-from moorage.bus.simulated.bus import SERVER, FaultyNetwork, SimulatedBus
+from moorage.bus.simulated.bus import FaultyNetwork, SimulatedBus
 from moorage.bus.simulated.clock import let_sleep
 from moorage.bus.simulated.processes import Process
 from moorage.client.errors import rejected, timed_out
@@ -189,12 +189,11 @@ class SimFleet:
         await self._start_worker(self._hosts[worker])
 
     def cut_off(self, *workers: str) -> None:
-        """Drop all messages between these workers and all other connections that exist now, until `reconnect`.
+        """Drop all messages between these workers and everything else, until `reconnect`.
 
-        A connection that is opened later still reaches them, that of a new scheduler included. A later `cut_off`
-        replaces an earlier one.
+        That also holds for connections that are opened later, and besides workers that were cut off before.
         """
-        self.network.partition(workers, {SERVER, *(each.name for each in self._bus.connections)} - {*workers})
+        self.network.isolate(*workers)
 
     def reconnect(self) -> None:
         """Deliver all messages between all parties again; the faults of `network` end, too."""

@@ -68,6 +68,7 @@ class FaultyNetwork:
         self.faults = Faults(drop=drop, duplicate=duplicate, reorder=reorder, delay_ms=delay_ms, lose_ack=lose_ack)
         self._by_pair: dict[frozenset[str], Faults] = {}
         self._groups: list[frozenset[str]] = []
+        self._isolated: set[str] = set()
         self._acks_to_lose: Counter[str] = Counter()
         self._under_way: list[tuple[float, int, str, str, Callable[[], None]]] = []
         self._sent = 0
@@ -91,9 +92,14 @@ class FaultyNetwork:
         all."""
         self._groups = [frozenset(group) for group in groups]
 
+    def isolate(self, *names: str) -> None:
+        """Cut these connections, besides those isolated before, off from all others, later ones included."""
+        self._isolated |= {*names}
+
     def heal(self) -> None:
-        """End the partition and all faults. Messages that were lost stay lost."""
+        """End the partition, all isolation and all faults. Messages that were lost stay lost."""
         self._groups = []
+        self._isolated.clear()
         self.faults = Faults()
         self._by_pair.clear()
         self._acks_to_lose.clear()
@@ -107,7 +113,7 @@ class FaultyNetwork:
         """Whether from now on each message arrives exactly once and in order, though perhaps late."""
         faults = self.faults
         chances = faults.drop or faults.duplicate or faults.reorder or faults.lose_ack
-        return not (chances or self._groups or self._by_pair or +self._acks_to_lose)
+        return not (chances or self._groups or self._isolated or self._by_pair or +self._acks_to_lose)
 
     # -- what the bus asks --------------------------------------------------------------------------------------
 
@@ -115,6 +121,8 @@ class FaultyNetwork:
         return self._by_pair.get(frozenset((one, other)), self.faults) if self._by_pair else self.faults
 
     def reaches(self, one: str, other: str) -> bool:
+        if (one in self._isolated) != (other in self._isolated):
+            return False
         if not self._groups:
             return True
         sides = [next((n for n, group in enumerate(self._groups) if name in group), None) for name in (one, other)]
@@ -139,7 +147,7 @@ class FaultyNetwork:
 
     def carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
         """Call `arrive` when the message arrives: once, twice or never."""
-        if self._groups and not self.reaches(sender, receiver):
+        if (self._groups or self._isolated) and not self.reaches(sender, receiver):
             self.counters["cut"] += 1
             return
         faults = self.of(sender, receiver) if self._by_pair else self.faults
@@ -194,7 +202,7 @@ class FaultyNetwork:
         try:
             while self._under_way and self._under_way[0][0] <= now_s and self._under_way[0][1] <= last:
                 _, _, sender, receiver, arrive = heapq.heappop(self._under_way)
-                if self._groups and not self.reaches(sender, receiver):
+                if (self._groups or self._isolated) and not self.reaches(sender, receiver):
                     self.counters["cut"] += 1
                     continue
                 carried += 1

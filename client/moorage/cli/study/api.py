@@ -78,17 +78,15 @@ def _payload(frame: str) -> bytes:
 
 
 def _show(answer: bytes) -> int:
-    """Print the answer. Returns the exit code of the first error in it; 0 if there is none or it is in msgpack."""
+    """Print the answer. Returns the exit code of the first error in it; 0 if there is none."""
     import msgspec
 
     from moorage.client.errors import error_of
     from moorage.schemas.errors import Problem
 
-    if not answer.startswith(_JSON_FIRST):
-        sys.stdout.buffer.write(answer)
-        return 0
-    sys.stdout.buffer.write(answer + b"\n")
-    found = msgspec.json.decode(answer)
+    json = answer.startswith(_JSON_FIRST)
+    sys.stdout.buffer.write(answer + b"\n" if json else answer)
+    found = msgspec.json.decode(answer) if json else msgspec.msgpack.decode(answer)
     for frame in found if isinstance(found, list) else [found]:
         if frame.get("kind") == "error":
             return exit_code_of(error_of(msgspec.convert(frame, Problem))) or EXIT_FAILED

@@ -40,6 +40,9 @@ LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for
 
 #: states in which a member on a worker has not ended yet, so it has no exit code
 UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
+#: states in which a row's code 0 is none: an attempt that exits with 0 goes on to another one. This one was lost,
+#: refused or withdrawn
+NO_SUCCESS: Final = frozenset((QUEUED, FAILED))
 #: the states that may follow RUNNING when an attempt ends
 AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
 #: the states that a FREEZE step switches between

@@ -16,6 +16,7 @@ from moorage.scheduler.core.state import (
     AT_MS,
     BY,
     CLAIMED,
+    NO_SUCCESS,
     PLACED,
     RUNNING,
     SLOTS,
@@ -97,7 +98,7 @@ class EventEncoder:
                 if to == PLACED:
                     is_placed = True
                     changes += worker[0] + (devices.get((num, mask)) or self._devices(num, mask))
-                elif to in UNENDED:
+                elif to in UNENDED or (not code and to in NO_SUCCESS):
                     changes += worker[0]
                 else:
                     changes += f'{worker[0]},"code":{code}'

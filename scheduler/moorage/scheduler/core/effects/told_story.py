@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.effects.outputs import slots_of
-from moorage.scheduler.core.state import PLACED, UNENDED
+from moorage.scheduler.core.state import NO_SUCCESS, PLACED, UNENDED
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Change, HistoryWorker, Moved
 from moorage.schemas.job import STATES
@@ -42,6 +42,7 @@ read_frame: Final = Decoder[Frame](Frame)
 _read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
 
 _UNENDED: Final = frozenset(STATES[state] for state in UNENDED)
+_NO_SUCCESS: Final = frozenset(STATES[state] for state in NO_SUCCESS)
 
 
 def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
@@ -57,7 +58,7 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
             continue
         placed = state == STATES[PLACED]
         gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []
-        code = None if state in _UNENDED else move.code
+        code = None if state in _UNENDED or (not move.code and state in _NO_SUCCESS) else move.code
         yield Change(
             move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
             by, said, move.result,

@@ -225,7 +225,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "code": None
         if job.live
         else _code(job.state, [(STATES[row[STATE]], row[ATTEMPT], row[CODE]) for row in job.story if row[WORKER] >= 0]),
-        "why": held_by(job.hold) if job.hold else _why(job),
+        "why": held_by(job.hold) if job.hold and job.live else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
         **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
     }
@@ -241,14 +241,19 @@ def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
         return 0
     ended = [code for state, _, code in on_workers if state == over]
     if ended or over != "FAILED" or not on_workers:
-        return next((code for code in ended if code), ended[-1] if ended else None)
+        known = [code for code in ended if code or over != "FAILED"]  # FAILED with 0: lost, and never ended by itself
+        return next((code for code in known if code), known[-1] if known else None)
     last = on_workers[-1][1]
     return next((code for state, attempt, code in on_workers if state == "EXITED" and attempt == last and code), None)
 
 
 def _why(job: Job) -> str:
-    """Return the newest reason that still applies, preferring the requester's over the worker's "ended as asked"."""
-    reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
+    """Return the newest reason that still applies, preferring the requester's over the worker's "ended as asked".
+
+    What an operator said of an order (a row with a negative state) is no reason for the end of a job.
+    """
+    rows = (row for row in reversed(job.story) if job.live or row[STATE] >= 0)
+    reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
     return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
 
 
