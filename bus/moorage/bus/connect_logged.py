@@ -1,4 +1,4 @@
-"""Connects a service to NATS and logs the state of its connection: no server, refused, lost, back."""
+"""Connect a service to NATS and log the state of its connection: no server, refused, lost, back."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ REFUSED_MAX: Final = 16
 
 
 def log_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic) -> OnError:
-    """Return a function for `on_error` of a connection, which logs what the server refuses: no caller waits for such an
-    error."""
+    """Return a function for `on_error` of a connection, which logs each error: no caller waits for it.
+
+    The same text is logged once in `REFUSED_AGAIN_S`, and at most `REFUSED_MAX` different texts in that time.
+    """
     told: dict[str, float] = {}
 
     def on_error(error: BusError) -> None:

@@ -124,9 +124,9 @@ class Connection(Link):
         """Call `handler` for each message of the subject. It runs while messages are read, so it may only put them into
         a bounded queue.
 
-        Returns when the server has taken the subscription. While disconnected, waits up to FLUSH_TIMEOUT_S for a
-        connection; after that, the subscription is made when there is one. Raises `PermissionRefused`, `BadSubject`,
-        `ConnectionClosed`.
+        Return when the server has taken the subscription. Return without that if there is no connection, or no answer
+        of the server, within FLUSH_TIMEOUT_S: then the subscription is made with the next connection. Raises
+        `PermissionRefused`, `BadSubject`, `ConnectionClosed`.
         """
         subscription = await self.subscribe_ahead(subject, handler, queue)
         try:
@@ -352,7 +352,8 @@ async def connect(
     """Connect to `target` (see `contexts.resolve`), retrying for `give_up_after_s` seconds (None: for ever).
 
     `name` is shown by the server's connection list. `on_state` and `on_error` are called in the event loop and must
-    not block. Raises `BadContext`, `NotAuthorized` (at once), `CannotConnect`.
+    not block. Raises `CannotConnect`, and at once `BadContext`, `NotAuthorized`, or `PermissionRefused` (the user may
+    not subscribe to its inbox).
     """
     context = resolve(target)
     prefix = context.inbox_prefix if inbox_prefix is None else inbox_prefix

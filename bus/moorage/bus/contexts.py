@@ -1,4 +1,4 @@
-"""Finds the server's address and the user's credentials: `nats` contexts, environment variables, plain URLs.
+"""Find the server's address and the user's credentials: `nats` contexts, environment variables, plain URLs.
 
 Layout as the `nats` tool writes it: `$XDG_CONFIG_HOME/nats/context/<name>.json` (default `~/.config`), with the
 selected name in `$XDG_CONFIG_HOME/nats/context.txt`. nats-py reads none of it.
@@ -75,8 +75,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     def login(self) -> tuple[str, str, str]:
         """User, password and token, each "" where there is none: the context's own, else what the URLs say.
 
-        They are for every server, also for one that another has told of: its address has no password in it. Where
-        URLs say different ones, each is for its own server, and all are "" here.
+        A user of the context without a password is left out. They are for every server, also for one that another has
+        told of: its address has no password in it. Where URLs say different ones, each is for its own server, and all
+        are "" here.
         """
         if self.user and self.password:
             return self.user, self.password, ""
@@ -98,7 +99,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return f"$JS.{self.jetstream_domain}.API" if self.jetstream_domain else "$JS.API"
 
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS settings, or None if the context has none. Raises `BadContext` for files that do not load."""
+        """Return the TLS settings, or None if the context has none. Raises `BadContext` for files that do not load."""
         if not (self.ca or self.cert or self.tls_first or any(s.startswith(("tls:", "wss:")) for s in self.servers)):
             return None
         try:
@@ -142,7 +143,7 @@ def config_dir(env: Mapping[str, str] | None = None) -> Path:
 
 
 def list_contexts(env: Mapping[str, str] | None = None) -> list[str]:
-    """Return the names of all contexts, sorted."""
+    """Return the names of all contexts, sorted; empty if their folder cannot be read."""
     try:
         return sorted(path.stem for path in (config_dir(env) / "context").iterdir() if path.suffix == ".json")
     except OSError:
@@ -182,7 +183,7 @@ def resolve(target: Context | str | None = None, env: Mapping[str, str] | None =
 
 
 def load_context(name: str, env: Mapping[str, str] | None = None, why: str = "") -> Context:
-    """Read one context of the `nats` tool. `why` names its source, for the error. Raises `BadContext`."""
+    """Return one context of the `nats` tool. `why` says what names it, for the error. Raises `BadContext`."""
     env = os.environ if env is None else env
     named = f", named by {why}" if why else ""
     if _NAME.fullmatch(name) is None or name in (".", ".."):

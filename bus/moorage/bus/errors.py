@@ -84,8 +84,10 @@ class NotAuthorized(BusError):
 
 
 class Disconnected(BusError):
-    """The connection was lost after the request had been sent. Whether it was served is not known, so send the same id
-    again."""
+    """The connection was lost while a request was sent or its answer was awaited.
+
+    Whether the request was served is unknown, so send the same id again.
+    """
 
     bus_code = "disconnected"
 
@@ -231,7 +233,7 @@ _ERR_NO_PEERS: Final = 10005
 
 class JetStreamRefused(BusError):
     """JetStream refuses a request. `status` is like that of HTTP, `err_code` the server's own number (nats-server
-    `errors.json`)."""
+    `errors.json`). `status` is 0 for an answer that cannot be read, and `err_code` is 0 if the server gives none."""
 
     bus_code = "jetstream-refused"
 
@@ -287,8 +289,10 @@ class StreamMismatch(BusError):
 
 
 class StreamGap(BusError):
-    """Messages of a stream are missing. `expected` and `found` are stream sequences (found 0: the stream ended before
-    `expected`)."""
+    """Messages of a stream are missing. `expected` and `found` are stream sequences.
+
+    With `found` 0 the stream ended before `expected`, or the object described at `expected` lacks pieces.
+    """
 
     bus_code = "stream-gap"
 

@@ -55,10 +55,10 @@ def headers_size_bytes(headers: Mapping[str, str] | None) -> int:
 
 
 def parse_headers(block: bytes) -> dict[str, str] | None:
-    """Return a header block (`NATS/1.0`, then `Key: value` lines, NATS ADR-4) as a dict. Of a repeated key, the last
-    value counts.
+    """Return a header block (`NATS/1.0`, then `Key: value` lines, NATS ADR-4) as a dict; None if it has no header.
 
-    Lines that are no header are skipped; bytes that are not UTF-8 become U+FFFD.
+    Of a repeated key, the last value is kept. Lines that are no header are skipped; bytes that are not UTF-8 become
+    U+FFFD.
     """
     found: dict[str, str] = {}
     for line in block.split(b"\r\n")[1:]:

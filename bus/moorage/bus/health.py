@@ -26,8 +26,10 @@ STATE_MOVES: Final[dict[State, frozenset[State]]] = {
 
 
 class Counters(msgspec.Struct):
-    """Counts since this connection was made. `sent_dropped`: messages given to `send` while disconnected, or too
-    large."""
+    """Counts since this connection was made.
+
+    `sent_dropped`: messages given to `send` while disconnected, too large, or with a bad subject.
+    """
 
     sent: int = 0
     sent_dropped: int = 0

@@ -1,4 +1,4 @@
-"""Keys and certificates of a site's users: made once, private (0600), never overwritten.
+"""Make keys and certificates of a site's users: once, private (0600). Only a key without its certificate is replaced.
 
 NKeys are Ed25519 keys in the spelling of NATS (nkeys.py). Certificates are for sites that have no authority of their
 own, or want one for a test. Needs the packages `nkeys` and `cryptography`, the extra `nats-config`.
@@ -44,7 +44,7 @@ def nkey(folder: Path, identity: Identity) -> str:
 
 
 def route_password(folder: Path) -> str:
-    """Return the password that the servers of a cluster show each other. Raises OSError."""
+    """Return the password that the servers of a cluster show each other; make it if there is none. Raises OSError."""
     return kept(folder / "route.password", lambda: secrets.token_hex(24).encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""Receives answers: one standing inbox, whose requests are numbered by tokens. One frame may have many answers.
+"""Receive answers: one standing inbox, whose requests are numbered by tokens. One frame may have many answers.
 
 `Answers` is the table of awaited answers behind one inbox. `Mux` is the SDK's inbox: its reply subjects carry the
 marker `mux`, which tells the scheduler that it may answer all tokens of this inbox in one frame:
@@ -69,7 +69,8 @@ class Answers:
     All of them share one timer, set for the earliest that may be due: one for each would cost more than all the rest
     of a request, and hardly any is ever due. Its context is `context`; None: the caller's. Used in one event loop.
 
-    Counters: `late` replies whose token was gone, `bad_frames` coalesced frames that did not decode.
+    Counters: `late` replies whose token was gone, `bad_frames` coalesced frames that did not decode and messages on
+    subjects without a token.
     """
 
     def __init__(self, base: str, waiting_max: int = WAITING_MAX, context: contextvars.Context | None = None) -> None:
@@ -95,8 +96,9 @@ class Answers:
     ) -> tuple[int, asyncio.Future[list[Delivery]]]:
         """Await an answer to a request on `subject` for `timeout_s` seconds.
 
-        Returns the token and the future of the replies: one, or with `is_last` all up to the one for which it is
-        true (`timeout_s` then is the longest silence between two). Raises `TooManyWaiting`.
+        Return the token and the future of the replies: one, or with `is_last` all up to the one for which it is
+        true (`timeout_s` then is the longest silence before a reply). The future fails with `RequestTimeout`,
+        `NoResponders`, or as `fail_all` says. Raises `TooManyWaiting`.
         """
         token, entry = self._open(subject, timeout_s)
         entry.is_payload, entry.is_last = False, is_last
@@ -295,7 +297,9 @@ class Mux:
         return len(self._answers)
 
     def ask(self, subject: str, payload: bytes, timeout_s: float) -> tuple[int, Awaitable[bytes]]:
-        """Begin a `request`; it is sent at once if the connection allows it. Returns a token, and what to await now.
+        """Begin a `request`; it is sent at once if the connection allows it. Return a token, and what to await now.
+
+        If it is not sent at once, it is sent when that is awaited, and the token is 0.
 
         For callers with so many requests that one more coroutine each would cost too much. If awaiting raises, call
         `abandon` with the token.

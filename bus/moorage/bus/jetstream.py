@@ -173,8 +173,10 @@ class JetStream:
                 return found
 
     async def stream_info(self, stream: str, subjects_filter: str = "", timeout_s: float = API_TIMEOUT_S) -> StreamInfo:
-        """Return a stream's state and settings; with a filter, also the number of messages of each subject that
-        matches."""
+        """Return a stream's state and settings; with a filter, also the number of messages of each matching subject.
+
+        Raises `JetStreamRefused`, with status 404 if there is no such stream.
+        """
         request: dict[str, Any] = {"subjects_filter": subjects_filter} if subjects_filter else {}
         info = await self._info(_stream_name(stream), request, timeout_s)
         if info is None:
@@ -182,11 +184,11 @@ class JetStream:
         return info
 
     async def purge(self, stream: str, *, subject: str = "", keep: int = 0, below_seq: int = 0) -> int:
-        """Delete messages of `subject` (a filter; "" is all) and return how many. With `keep`, so many of the newest
-        stay; with `below_seq`, only messages below that sequence are deleted.
+        """Delete messages of `subject` (a filter; "" is all) and return how many.
 
-        If a stream holds an epoch's message that must stay, name a subject that does not match it. Raises ValueError
-        for both `keep` and `below_seq`.
+        The newest `keep` of them stay; with `below_seq`, only messages below that sequence are deleted. If a stream
+        holds an epoch's message that must stay, name a subject that does not match it. Raises `JetStreamRefused`, and
+        ValueError for both `keep` and `below_seq`.
         """
         if keep and below_seq:
             raise ValueError("keep and below_seq exclude each other")
@@ -200,7 +202,10 @@ class JetStream:
         return (await self._do(f"STREAM.PURGE.{_stream_name(stream)}", request, f"purge stream {stream}")).purged
 
     async def delete_message(self, stream: str, seq: int) -> None:
-        """Delete one message; its bytes are not overwritten. The server refuses this for a stream with deny_delete."""
+        """Delete one message; its bytes are not overwritten.
+
+        Raises `JetStreamRefused` if there is none, and for every message of a stream with deny_delete.
+        """
         request = {"seq": seq, "no_erase": True}
         await self._do(f"STREAM.MSG.DELETE.{_stream_name(stream)}", request, f"delete message {seq} of stream {stream}")
 
@@ -234,12 +239,14 @@ class JetStream:
     # -- reading ------------------------------------------------------------------------------------------------
 
     async def get_message(self, stream: str, seq: int, timeout_s: float = API_TIMEOUT_S) -> StoredMessage | None:
-        """Return the message with this sequence, or None. The stream's leader reads it, so every acknowledged message
-        is seen."""
+        """Return the message with this sequence, or None. Raises `JetStreamRefused`, also if there is no such stream.
+
+        The stream's leader reads it, so every acknowledged message is seen.
+        """
         return await self._get(stream, {"seq": seq}, timeout_s)
 
     async def get_last(self, stream: str, subject: str, timeout_s: float = API_TIMEOUT_S) -> StoredMessage | None:
-        """Return the last message of a subject, or None. The stream's leader reads it."""
+        """Return the last message of a subject, or None. The stream's leader reads it. Raises as `get_message`."""
         return await self._get(stream, {"last_by_subj": subject}, timeout_s)
 
     async def direct_get_batch(
@@ -290,9 +297,9 @@ class JetStream:
         """Yield the messages from `from_seq` on, in order, up to `to_seq`, or up to the end as it was at the start.
 
         Without a filter, every sequence must follow the one before. A jump calls `on_gap(expected, found)` or, without
-        it, raises `StreamGap`; so does an end before `to_seq` (found 0). If a lagging replica ends too early, the
-        leader is asked for the next message. With a filter nothing of this can be checked, and the newest messages may
-        be missing. The next batch is read while the one before is being used.
+        `on_gap`, raises `StreamGap`; so does an end that comes too early (found 0). If a lagging replica ends too
+        early, the leader is asked for the next message. With a filter nothing of this can be checked, and the newest
+        messages may be missing. The next batch is read while the one before is being used.
         """
         last_seq = (await self.stream_info(stream)).last_seq if to_seq is None else to_seq
         checked = subject_filter in ("", ">")

@@ -15,8 +15,10 @@ A = TypeVar("A", bound=msgspec.Struct)
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The message is stored at `seq`. If `duplicate` is set, its Nats-Msg-Id was known, and `seq` is that of the first
-    one."""
+    """An acknowledgement: the message is stored at `seq`.
+
+    If `duplicate` is set, its Nats-Msg-Id was known, and `seq` is that of the first message with this id.
+    """
 
     stream: str
     seq: int
@@ -29,7 +31,10 @@ def wall_seconds(rfc3339: str) -> float:
 
 
 class JsError(msgspec.Struct, frozen=True, gc=False):
-    """A refusal of the server. It does not prove that nothing was stored: see `err_code` in the ledger's rules."""
+    """A refusal of the server, or with `code` 0 an answer that cannot be read.
+
+    It does not prove that nothing was stored: see `err_code` in the ledger's rules.
+    """
 
     code: int
     err_code: int = 0

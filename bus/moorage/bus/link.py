@@ -75,7 +75,8 @@ class Link:
     ) -> list[Delivery]:
         """Send one message and return its answers, up to the first for which `is_last` is true, that one included.
 
-        `idle_timeout_s` is the longest silence between two answers. Raises as `request`.
+        `idle_timeout_s` is the longest silence before an answer. Raises as `request`: `RequestTimeout` also if some
+        answers have come and the last one has not.
         """
         return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
 
@@ -88,10 +89,10 @@ class Link:
     # -- what carries the messages --------------------------------------------------------------------------------
 
     def after_read(self, call: Callable[[], None]) -> None:
-        """Call a function, which may not raise, once the handlers have had all messages that were read together with
-        this one.
+        """Call a function once the handlers have had all messages that were read together with the present one.
 
-        Outside of a handler, or if messages come one by one, it is called in the next turn of the loop.
+        Outside of a handler, or if messages come one by one, it is called in the next turn of the loop. The function
+        may not raise.
         """
         asyncio.get_running_loop().call_soon(call)
 
@@ -120,7 +121,10 @@ class Link:
         headers: Mapping[str, str] | None,
         is_last: Callable[[Delivery], bool] | None,
     ) -> list[Delivery]:
-        """Do what every request does: publish with a numbered reply subject, and await the future of that number."""
+        """Publish with a numbered reply subject, await the replies to that number, and return them.
+
+        They are one reply, or with `is_last` all up to the first for which it is true. Raises as `request`.
+        """
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -143,7 +147,7 @@ class Link:
     # -- within -------------------------------------------------------------------------------------------------
 
     async def _await_connected(self, subject: str, timeout_s: float) -> float:
-        """Wait until connected. Returns what is left of `timeout_s`."""
+        """Wait until connected, and return what is left of `timeout_s`. Raises `RequestTimeout`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:

@@ -1,7 +1,7 @@
-"""nats-py, and the one place that imports it: without aiohttp, which it loads wherever that is installed.
+"""Import nats-py, here alone, and without aiohttp, which nats-py loads wherever aiohttp is installed.
 
-It uses aiohttp for web sockets alone, and aiohttp takes longer to import than all of nats-py: every command, agent and
-scheduler of a site that runs containers would pay for it. `load_web_sockets` brings it where a URL asks for one.
+nats-py uses aiohttp for web sockets alone, and aiohttp takes longer to import than all of nats-py: every command, agent
+and scheduler of a site that runs containers would pay for it. `load_web_sockets` imports it where a URL asks for one.
 """
 
 from __future__ import annotations

@@ -57,8 +57,10 @@ _decode_info: Final = msgspec.json.Decoder(ObjectInfo).decode
 
 
 class ObjectStore:
-    """A bucket. If it does not exist, it is made with `config` (keys of a JetStream stream, `max_bytes` among them), if
-    the user may."""
+    """A bucket. If it does not exist, `put` makes it, if the user may.
+
+    `config` are settings of its JetStream stream, `max_bytes` among them.
+    """
 
     def __init__(self, jetstream: JetStream, bucket: str, config: Mapping[str, Any]) -> None:
         self._jetstream = jetstream
@@ -67,7 +69,10 @@ class ObjectStore:
         self._stream = f"OBJ_{bucket}"
 
     async def find(self, name: str) -> ObjectInfo | None:
-        """Return the description of an object, or None if there is no complete object of that name. Raises BusError."""
+        """Return the description of an object. Raises BusError.
+
+        None if there is no bucket, no object of that name, or its first piece has gone.
+        """
         try:
             kept = await self._jetstream.get_last(self._stream, self._described(name))
         except JetStreamRefused as error:
@@ -91,8 +96,9 @@ class ObjectStore:
     ) -> None:
         """Store the pieces in order, and return once all are acknowledged. An object of that name is replaced.
 
-        `on_bytes` is called with the number of bytes acknowledged so far. Raises BusError; then nothing of the object
-        stays.
+        `on_bytes` is called with the number of bytes acknowledged so far. Raises BusError: then the pieces are removed
+        if the user may, and else go with the bucket's age. If only the last append failed, an older object of that name
+        may be gone, too.
         """
         nuid = secrets.token_hex(11)
         subject = self._pieces(nuid)
@@ -138,7 +144,10 @@ class ObjectStore:
             raise
 
     async def get(self, info: ObjectInfo) -> AsyncIterator[bytes]:
-        """Yield the pieces of an object that `find` has found. Raises BusError: StreamGap if pieces are missing."""
+        """Yield the pieces of an object that `find` has found.
+
+        Raises BusError: StreamGap, after the last piece, if pieces are missing or have another digest.
+        """
         digest, size = hashlib.sha256(), 0
         if info.chunks:
             async for piece in self._jetstream.read_range(self._stream, self._pieces(info.nuid), to_seq=info.seq):

@@ -1,5 +1,4 @@
-"""Finds plain messages in the data that was read from a connection, and gives them to the handlers of their
-subscriptions."""
+"""Find plain messages in the data read from a connection, and give them to the handlers of their subscriptions."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ _PART_BYTES_MAX: Final = 64 * 1024
 def hand_out(
     data: bytes, part: bytearray, handler_of: Callable[[int], Handler | None]
 ) -> tuple[bytes, Exception | None]:
-    """Give messages to their handlers, up to the first message without a handler or whose handler fails. Returns the
-    rest.
+    """Give messages to their handlers, up to the first data that is no plain message or has no handler.
 
-    `part` is the beginning of a message whose end has not been read yet.
+    Return the data that is left, and None. If a handler raises, return the data behind its message, and the exception.
+    `part` keeps, from call to call, the beginning of a message whose end has not been read yet.
     """
     if part:
         data = bytes(part) + data

@@ -83,7 +83,10 @@ def _with_port(host: str, port: int) -> str:
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """The users of a site and how they connect. Raises ValueError, naming the field that is wrong."""
+    """The users of a site and how they connect. Raises ValueError, naming the field that is wrong.
+
+    With `shared`, all tenants are in one account. With `results`, submitters may read the results of functions.
+    """
 
     tenants: tuple[str, ...]
     workers: tuple[str, ...] = ()
@@ -244,10 +247,10 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
 
 
 def server(site: Site, at: int, *, store: str, folder: str = "", route_password: str = "") -> str:
-    """Return the file of server number `at` (from 0). `folder` is where the certificates of mTLS lie.
+    """Return the text of the configuration file of server number `at` (from 0).
 
-    The numbers are those of the embedded server. With a password of the routes in it the file is private; servers with
-    certificates need none.
+    `store` is its folder for JetStream, `folder` the one with the certificates of mTLS. Its limits are those of the
+    embedded server. A text with `route_password` is private; a cluster with certificates needs no such password.
     """
     me = site.servers[at]
     lines = [

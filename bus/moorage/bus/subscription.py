@@ -17,7 +17,8 @@ Forget = Callable[["Subscription"], Awaitable[None]]
 class Subscription:
     """A standing subscription. It survives reconnects, because `start` puts it on each new client.
 
-    `client` is the one it is on now. `forget` is called to end it. `refused` says why a server refused it.
+    `client` is the one it is on now, None before the first. `forget` is called to end it. `refused` says why a server
+    refused it.
     """
 
     __slots__ = ("_forget", "_nats", "client", "handler", "queue", "refused", "subject")

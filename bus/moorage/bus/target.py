@@ -1,4 +1,4 @@
-"""Finds the server for a command that names none: by the nats context, NATS_URL, or the `moorage up` of this folder."""
+"""Find the server for a command that names none: by the nats context, NATS_URL, or the `moorage up` of this folder."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def started_ticks(pid: int) -> int:
 
 
 def find_context(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
-    """Return the context to use, as `bus.contexts.resolve`. If nothing names a server, that of the `moorage up` of this
-    folder.
+    """Return the context to use, as `contexts.resolve`; if nothing names a server, that of this folder's `moorage up`.
 
-    Raises `BadContext`.
+    Without such a `moorage up` it is the default. Raises `BadContext`, also if the `moorage up` was killed or is
+    another user's.
     """
     context = resolve(target, env)
     if context.source != "default":

@@ -1,4 +1,4 @@
-"""Archives of files: makes them, checks what they have, and unpacks them.
+"""Check, unpack and compress archives of files.
 
 An archive is a tar file with regular files, folders, and links to something below the same folder: nothing in it names
 a place outside of the folder into which it is unpacked, and nothing is written through a link.
@@ -58,7 +58,10 @@ class _Member(tarfile.TarInfo):
 
 
 def check_members(archive: tarfile.TarFile, bytes_max: int) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an archive, each after it was checked. Raises BadArchive."""
+    """Yield the members of an archive, each after it was checked, in all at most `bytes_max` bytes and `MEMBERS_MAX`.
+
+    Raises BadArchive for what is not allowed, and as `tarfile` for what is no archive.
+    """
     links: set[PurePosixPath] = set()
     count = size = 0
     for member in archive:
@@ -106,11 +109,12 @@ def unpack(
     only: str = "",
     keep_modes: bool = False,
 ) -> int:
-    """Unpack a tar file into a folder to which no other process writes. Returns how many members that made.
+    """Unpack a tar file into a folder to which no other process writes; return how many members were made.
 
-    With `only`, just the member of that name and what lies below it. With `ids`, everything belongs to that user and
-    group. With `keep_modes`, a file has the archive's mode, as far as the umask allows; otherwise every user may read
-    it. Raises BadArchive, and OSError for what the disk refuses.
+    With `only`, just the member of that name and what lies below it are made; 0 if there is none. With `ids`,
+    everything made belongs to that user and group. With `keep_modes`, a file has the archive's mode, as far as the
+    umask allows; otherwise every user may read it. After an error, what was made before stays. Raises BadArchive, and
+    OSError for what the disk refuses.
     """
     count = 0
     try:
@@ -192,8 +196,10 @@ def compressed(tar: IO[bytes]) -> Iterator[bytes]:
 
 
 class Inflating:
-    """Takes a gzip stream in pieces and writes its content, up to a bound. Knows the SHA-256 of the content at the
-    end."""
+    """Takes a gzip stream in pieces and writes its content, at most `bytes_max` bytes, into a file.
+
+    At the end it has the SHA-256 of the content.
+    """
 
     def __init__(self, into: BinaryIO, bytes_max: int) -> None:
         self._into = into
@@ -203,7 +209,10 @@ class Inflating:
         self._digest = hashlib.sha256()
 
     def feed(self, data: bytes) -> None:
-        """Take the next piece. Raises BadArchive if the content is beyond the bound, or if this is no gzip."""
+        """Take the next piece; bytes behind the end of the gzip stream are ignored.
+
+        Raises BadArchive if the content exceeds the bound, or if this is no gzip.
+        """
         try:
             while data:
                 plain = self._inflater.decompress(data, _READ_BYTES)
@@ -219,7 +228,7 @@ class Inflating:
             raise BadArchive(f"it is not compressed by gzip: {error}") from None
 
     def address(self) -> str:
-        """Return the SHA-256 of what was written. Raises BadArchive if the stream is not at its end."""
+        """Return the SHA-256 of what was written, in hex. Raises BadArchive if the stream is not at its end."""
         if not self._inflater.eof:
             raise BadArchive("its end is missing")
         return self._digest.hexdigest()

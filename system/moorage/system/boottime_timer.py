@@ -31,7 +31,7 @@ class BoottimeTimer:
     __slots__ = ("_callback", "_descriptor", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        """Raise `OSError`."""
+        """Make the timer without a deadline. Raises `OSError`."""
         self._descriptor = _libc.timerfd_create(_CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
             number = ctypes.get_errno()
@@ -41,7 +41,7 @@ class BoottimeTimer:
         loop.add_reader(self._descriptor, self._fired)
 
     def arm(self, deadline_boottime_s: float | None) -> None:
-        """Replace the deadline; None removes it. One that has already passed fires in the loop's next turn."""
+        """Replace the deadline; None removes it. A passed deadline fires in the loop's next turn. Raises `OSError`."""
         value = _TimerSpec()
         if deadline_boottime_s is not None:
             total_ns = max(1, int(deadline_boottime_s * 1e9))  # all zero would disarm it

@@ -30,7 +30,7 @@ def _unescape(path: str) -> str:
 
 
 def parse_own_path(text: str) -> str | None:
-    """Return the version 2 path in a /proc/PID/cgroup (the line `0::PATH`), if any."""
+    """Return the version 2 path in a /proc/PID/cgroup (the line `0::PATH`); None without one."""
     for line in text.splitlines():
         if line.startswith("0::"):
             return line[3:]
@@ -75,8 +75,10 @@ class CgroupFolder:
         return os.path.isdir(self.path)
 
     def is_empty(self) -> bool:
-        """Return whether no live process is in it or below it. If it is gone, this is True, because only empty groups
-        can be removed."""
+        """Return whether no live process is in the group or below it.
+
+        True if the group is gone, because only empty groups can be removed.
+        """
         try:
             text = _read(self.path + "/cgroup.events")
         except FileNotFoundError:
@@ -88,7 +90,10 @@ class CgroupFolder:
         return "populated 0" in text
 
     def kill(self) -> None:
-        """Send SIGKILL to every process in it and below it, forks in progress included. Does nothing if it is gone."""
+        """Send SIGKILL to every process in the group and below it; do nothing if the group is gone.
+
+        Forks in progress are included. Before Linux 5.14 they are missed: repeat until the group is empty.
+        """
         try:
             _write(self.path + "/cgroup.kill", "1")
         except FileNotFoundError:
@@ -106,7 +111,10 @@ class CgroupFolder:
                 continue
 
     def pids(self) -> list[int]:
-        """Return the pids of live processes in it and below it, in no order; none if it is gone."""
+        """Return the pids of live processes in the group and below it, in no order; empty if the group is gone.
+
+        A group that cannot be read is left out.
+        """
         found: list[int] = []
         for folder, _, _ in os.walk(self.path):
             try:
@@ -116,7 +124,10 @@ class CgroupFolder:
         return found
 
     def remove(self) -> bool:
-        """Remove it and its sub-groups. Returns True if it is gone, which proves that no process was left in it."""
+        """Remove the group and its sub-groups; return False if a process is left in one of them.
+
+        True, also if the group was gone already, proves that no process is left in it.
+        """
         try:
             os.rmdir(self.path)
         except FileNotFoundError:
@@ -152,10 +163,10 @@ class CgroupBase(CgroupFolder):
 
     @classmethod
     def open(cls, name: str, under: Path | None = None) -> "CgroupBase | None":
-        """Make (or find) the group `name` under this process's own group, or under `under`. Returns None if that is not
-        writable.
+        """Make (or find) the group `name` under this process's own group, or under `under`.
 
-        To start a process in a group, this user must be able to write `cgroup.procs` there and in the common ancestor.
+        Return None if cgroup v2 is not mounted, or that group cannot be made or cannot take this user's processes. To
+        start a process in a group, this user must be able to write `cgroup.procs` there and in the common ancestor.
         """
         parent = own_cgroup() if under is None else under
         if parent is None or not os.access(parent / "cgroup.procs", os.W_OK):
@@ -175,7 +186,10 @@ class CgroupBase(CgroupFolder):
         return cls(path, _enable_controllers(str(parent), path))
 
     def kill_former(self) -> None:
-        """Kill all processes that a former supervisor left below, and remove empty groups. Raises `OSError`."""
+        """Kill all processes that a former supervisor left in this group and below, and remove the sub-groups.
+
+        A sub-group whose processes are not gone yet stays. Raises `OSError`.
+        """
         self.kill()
         for entry in os.scandir(self.path):
             if entry.is_dir(follow_symlinks=False):
@@ -196,7 +210,7 @@ class CgroupBase(CgroupFolder):
         return folder, self.limit(folder, cpu_milli, memory_bytes)
 
     def limit(self, folder: CgroupFolder, cpu_milli: int | None, memory_bytes: int | None) -> list[str]:
-        """Set limits on a member's group. Returns the names of the limits that cannot be set here."""
+        """Set limits on a member's group, None for no limit; return the names of the limits that cannot be set here."""
         ignored: list[str] = []
         if cpu_milli is not None and not self._limit(folder, "cpu", "cpu.max", _cpu_max(cpu_milli)):
             ignored.append("cpu_milli")

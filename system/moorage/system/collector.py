@@ -1,4 +1,4 @@
-"""Tunes Python's garbage collector in moorage's own processes."""
+"""Tune Python's garbage collector in moorage's own processes."""
 
 import gc
 from typing import Final

@@ -1,4 +1,4 @@
-"""The log of moorage's processes: each entry is one line, even if it has text of users in it."""
+"""Write the log of moorage's processes: each entry is one line, even with text of users, plus a traceback if any."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def begin_log(level: str) -> None:
-    """Write the log of this process to standard error."""
+    """Write this process's log, from `level` on, to standard error; do nothing if it is set up already."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter(LOG_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])

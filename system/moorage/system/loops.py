@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory if it is installed: it halves the processor time at low rates."""
+    """Return uvloop's loop factory, which halves the processor time at low rates; None if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:

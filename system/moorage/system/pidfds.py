@@ -1,4 +1,4 @@
-"""Waits for the end of a process that need not be a child of this one."""
+"""Wait for the end of a process that need not be a child of this one."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def all_processes() -> list[Process]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the direct children of one process, of all its threads, zombies included.
+    """Return the direct children of one process, of all its threads, zombies included; empty if it is gone.
 
     The kernel may leave out a child if another one is reaped during the read (proc(5)). For the calling process's own
     children this cannot happen, because only it can reap them.
@@ -160,7 +160,10 @@ def read_environ(pid: int) -> frozenset[bytes] | None:
 
 
 def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> bool:
-    """Send a signal to exactly this process, never to a later one with its pid. Returns False if it was gone."""
+    """Send a signal to exactly this process, never to a later one with its pid; return False if it was gone.
+
+    Raises `OSError` if this user may not signal it, or no descriptor is left.
+    """
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -178,7 +181,7 @@ def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> b
 
 
 def kill_trees(roots: Iterable[int]) -> int:
-    """Send SIGKILL to the roots and all their descendants. Returns how many were killed.
+    """Send SIGKILL to the roots and all their descendants; return how many got it. Raises as `kill_process`.
 
     First all of them are stopped, parents before children, because a parent that sees its child die could fork, or exit
     as if all were well. Then they are killed, children before parents, so that none loses its parent on the way. A
@@ -212,11 +215,11 @@ def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
 
 
 def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
-    """Look for each named set of marks in every /proc/PID/environ. A process matches a set if it has all of its marks.
+    """Scan the environment of every process for these named sets of marks; a process that has all of a set matches it.
 
     A set without a state folder's mark, which an older supervisor wrote, does not match a process that has one, since
-    that belongs to another deployment. If this process is not root, processes of other users are left out: its children
-    cannot become such, except by set-user-ID programs.
+    that belongs to another deployment. Unless `own_uid` is 0, processes of other users are left out: children of this
+    process cannot become such, except by set-user-ID programs. This process itself is left out, too.
     """
     wanted = [(name, frozenset(entries)) for name, entries in marks.items() if entries]
     found = Scan(marked={}, others=[], unreadable=[], state_marks={})

@@ -44,7 +44,7 @@ def open_folder(folder: Path) -> Iterator[str]:
 
 
 def listen(path: Path, gid: int | None = None) -> socket.socket:
-    """Return a listening socket of mode 0600, or 0660 for a group `gid`, in place of a file of that name.
+    """Return a listening socket of mode 0600, or 0660 for a group `gid`; a file of that name is replaced.
 
     A server on it is made with `SERVER_OPTIONS`. The caller has to know that no other process listens there. Raises
     `OSError`.

@@ -192,7 +192,10 @@ class SimulatedBus:
         reply: str,
         headers: Mapping[str, str] | None,
     ) -> None:
-        """Give a message to the network once for each receiver; report to the sender if there is none."""
+        """Give a message to the network once for each receiver, and for a stream that stores it or the API.
+
+        Without any of these, a message with a reply subject is answered with status 503.
+        """
         own = dict(headers) if headers else None
         heard = self._fan_out(sender, account, subject, payload, reply, own)
         stream = account.streams.taking(subject)
@@ -398,7 +401,10 @@ class SimulatedConnection(Link):
         reply: str,
         headers: dict[str, str] | None,
     ) -> None:
-        """Deliver a message that arrived, unless its receiver has left meanwhile or is cut off."""
+        """Deliver a message that arrived, unless its receiver has left meanwhile or is cut off.
+
+        While the receiver's process is stopped, the message waits; if too many bytes wait, the connection is cut.
+        """
         if self._is_overrun:
             return
         if self.process is not None and (self.process.is_stopped or process_of(None) is not self.process):

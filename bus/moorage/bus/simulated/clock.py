@@ -102,7 +102,7 @@ class SimulatedClock:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Make `time.time`, `time.monotonic`, `time.clock_gettime` and their `_ns` twins tell this clock.
+        """Make `time.time`, `time.monotonic`, their `_ns` twins and `time.clock_gettime` return this clock's time.
 
         `time.perf_counter` stays real: test runners measure with it.
         """

@@ -121,7 +121,7 @@ class FaultyNetwork:
         return None in sides or sides[0] == sides[1]
 
     def loses_ack(self, name: str) -> bool:
-        """Return whether the answer to an append that was just stored is lost."""
+        """Return whether the answer to an append that was just stored is lost; each call counts as one such append."""
         lost = self._acks_to_lose[name] > 0
         if lost:
             self._acks_to_lose[name] -= 1

@@ -165,5 +165,5 @@ class Step(asyncio.TimerHandle):
 
 
 def process_of(context: contextvars.Context | None) -> Process | None:
-    """Return the process of a context; without one, of the code that runs now."""
+    """Return the process of a context, or for None that of the code that runs now; None if it is of no process."""
     return _current.get() if context is None else context.get(_current)

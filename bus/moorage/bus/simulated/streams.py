@@ -299,7 +299,7 @@ class Stream:
         return max(of_match, default=0)
 
     def read(self, from_seq: int, subject: str = "") -> Iterator[_Message]:
-        """Return the messages from a sequence on, of the subjects that match."""
+        """Yield the messages from a sequence on, of the subjects that match; "" matches all."""
         self._expire()
         pattern = subject.split(".") if subject not in ("", ">") else None
         wanted = {own for own in self.by_subject if pattern is None or matches(pattern, own.split("."))}
@@ -312,7 +312,7 @@ class Stream:
                 yield message
 
     def find(self, request: dict[str, Any]) -> _Message | None:
-        """Return the one message that a get asks for. Raises ApiRefusal for a request that names none."""
+        """Return the message that a get asks for; None if it is not there. Raises ApiRefusal if the get names none."""
         if last_by := request.get("last_by_subj"):
             return self.messages.get(self.last_of(last_by))
         if next_by := request.get("next_by_subj"):
@@ -333,8 +333,10 @@ class Streams:
         return next((stream for stream in self.by_name.values() if stream.takes(subject)), None)
 
     def store(self, stream: Stream, subject: str, data: bytes, headers: Headers) -> tuple[bytes, bool]:
-        """Store a message in the stream that takes its subject. Returns the answer to its publisher, and whether it was
-        stored."""
+        """Store a message in this stream. Return the answer to its publisher, and whether the stream has the message.
+
+        The stream also has it if its id was known, so that it is not stored again.
+        """
         try:
             return _encode(stream.append(subject, data, headers)), True
         except ApiRefusal as refusal:

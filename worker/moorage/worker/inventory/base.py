@@ -30,7 +30,7 @@ _NAME_CHARS_MAX: Final = 64
 
 
 class HeldUnknown(Exception):
-    """It is unknown what processes use of a device; `reason` is one line."""
+    """How much memory of a device its processes use is unknown; `reason` says in one line why."""
 
     def __init__(self, reason: str) -> None:
         self.reason: Final = reason
@@ -44,8 +44,8 @@ ReportFault = Callable[[int, Fault], None]
 class DeviceProcess:
     """A process that uses a device: host pid, short name (its comm), the name or number of its user.
 
-    Pid 0 stands for a user of the device that is no process of this host, by its name. `memory_mib` is None if the
-    driver does not report it.
+    With pid 0 the user of the device is no process of this host, and `name` says what it is. `memory_mib` is None if
+    the driver does not report it. `user` is empty if unknown.
     """
 
     pid: int
@@ -55,7 +55,7 @@ class DeviceProcess:
 
 
 class ProcessUse(NamedTuple):
-    """What one process uses of a device; `percent` of its time, None if the driver does not report it."""
+    """What one process uses of a device. `percent` is of the device's time; None if the driver does not report it."""
 
     memory_mib: int
     percent: int | None
@@ -63,7 +63,7 @@ class ProcessUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """One device at one moment. An unresponsive one has no other values than its health."""
+    """One device at one moment. A reading of an unresponsive device has only `health` and `faults`."""
 
     util_percent: int | None = None  # None if the board does not report it
     memory_used_mib: int = 0
@@ -116,17 +116,21 @@ class Inventory(Protocol):
         ...
 
     async def memory_is_free(self, slot: int) -> bool:
-        """Return whether the device's memory is back at its idle baseline. Without an answer it is not."""
+        """Return whether the device's memory is back at its idle baseline; False if the device does not answer."""
         ...
 
     def memory_baseline_mib(self, slot: int) -> int:
-        """Return the memory in use on the idle device, in MiB."""
+        """Return the memory in use on the idle device, in MiB.
+
+        It is an assumed upper bound until the device was seen idle, and 0 if the memory cannot be read.
+        """
         ...
 
     async def held(self, slot: int) -> dict[int, int]:
-        """Return the MiB of the device that each process uses, by pid, CUDA contexts included.
+        """Return the MiB of the device that each compute process uses, by pid, CUDA contexts included.
 
-        Bounded in time. Raises HeldUnknown unless it is known for every process on the device.
+        NVIDIA MPS's own processes and processes that only do graphics are left out. A device that a VM has gives an
+        empty dict. Bounded in time. Raises HeldUnknown unless the memory of every compute process is known.
         """
         ...
 
@@ -140,21 +144,24 @@ class Inventory(Protocol):
 
 
 def health_of(temperature_c: int | None, uncorrected_errors: int) -> Health:
-    """Return a device's health. Errors count before heat: a hot device recovers by itself, one with errors does not."""
+    """Return a device's health. Errors outrank heat: a hot device recovers by itself, one with errors does not."""
     if uncorrected_errors > 0:
         return "ecc"
     return "thermal" if temperature_c is not None and temperature_c > THERMAL_C else "ok"
 
 
 def is_free(reading: SlotReading, baseline_mib: int) -> bool:
-    """Return whether a device is free: it answers, and uses at most its idle memory plus the tolerance."""
+    """Return whether a device answers, no VM has it, and it uses at most its baseline plus `FREE_TOLERANCE_MIB`."""
     if reading.handed_on:
         return False
     return reading.health != "unresponsive" and reading.memory_used_mib <= baseline_mib + FREE_TOLERANCE_MIB
 
 
 def bounded(processes: Sequence[DeviceProcess]) -> tuple[DeviceProcess, ...]:
-    """Return one entry per pid, lowest first, at most `PROCESSES_MAX`, with names cut, because others choose them."""
+    """Return the first entry of each pid, lowest pid first, at most `PROCESSES_MAX`.
+
+    Other users choose the names, so names are cut and keep only printable characters.
+    """
     by_pid = {process.pid: process for process in reversed(processes)}
     kept = sorted(by_pid.values(), key=lambda process: process.pid)[:PROCESSES_MAX]
     return tuple(DeviceProcess(each.pid, _clean(each.name), each.memory_mib, _clean(each.user)) for each in kept)

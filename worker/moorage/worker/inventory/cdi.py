@@ -131,7 +131,7 @@ class Registry:
     faults: tuple[str, ...] = ()
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of the devices of a kind, without the kind."""
+        """Return the names of the devices of a kind, such as `0`, without the kind."""
         return [name.removeprefix(f"{kind}=") for name in self.devices if name.startswith(f"{kind}=")]
 
     def resolve(self, names: Iterable[str]) -> Edits:
@@ -161,13 +161,16 @@ class Registry:
 
 
 def folders(root: Path = Path("/"), env: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the folders of specs, the one with precedence last."""
+    """Return the folders of specs, the one with precedence last: those of the variable come after the standard ones."""
     more = (os.environ if env is None else env).get(FOLDERS_VARIABLE, "").split(os.pathsep)
     return [root / folder for folder in FOLDERS] + [Path(each) for each in more if each][:FOLDERS_MAX]
 
 
 def read_registry(where: Iterable[Path]) -> Registry:
-    """Return the devices in the specs of these folders; a later folder's device replaces an earlier folder's."""
+    """Return the devices in the specs of these folders, at most `DEVICES_MAX`.
+
+    A later folder's device replaces an earlier folder's. A device that one folder has twice is left out.
+    """
     devices: dict[str, tuple[Spec, SpecDevice]] = {}
     faults: list[str] = []
     for folder in where:

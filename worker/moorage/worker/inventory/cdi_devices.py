@@ -57,7 +57,8 @@ def _names_of(device: Device, own: frozenset[str], specs: Registry) -> list[str]
 class CdiInventory:
     """NVIDIA's devices from the specs of a host without NVML, such as a container or WSL2.
 
-    Their memory and health cannot be read. A device counts as in use while a process has its file open.
+    Their memory and health cannot be read. A device is in use while a process has its file open, as far as this user
+    may see.
     """
 
     simulated = False
@@ -109,7 +110,7 @@ class CdiInventory:
 
 
 def _devices(specs: Registry, root: Path) -> list[tuple[Device, str]]:
-    """Return the devices whose file exists, each with its file, in the order of the files."""
+    """Return the devices whose file exists, each with its file, by its number; else the one device of WSL2, if any."""
     kind = KINDS["nvidia"]
     names: dict[str, list[str]] = {}
     for name in specs.names(kind):

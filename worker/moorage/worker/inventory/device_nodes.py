@@ -19,7 +19,7 @@ RENDER_FIRST: Final = 128
 
 
 def own_node(vendor: str, number: int) -> str:
-    """Return the file of the device with this number: NVML's minor number, or the position among the render nodes."""
+    """Return the file of a device by its number: NVIDIA's minor number, else the position among the render nodes."""
     return f"/dev/nvidia{number}" if vendor == "nvidia" else f"/dev/dri/renderD{RENDER_FIRST + number}"
 
 

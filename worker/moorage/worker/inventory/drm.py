@@ -55,7 +55,7 @@ class _Slot:
 
 
 class DrmInventory:
-    """The devices; make it with `open_drm`. `faults` says which nodes are no slots, and why."""
+    """The devices with a DRM render node; make it with `open_drm`. `faults` are those of `find_cards`."""
 
     simulated = False
 
@@ -76,7 +76,7 @@ class DrmInventory:
         return tuple(f"/dev/dri/{name}" for name in sorted(self._slots[slot].card.nodes, reverse=True))
 
     def memory_baseline_mib(self, slot: int) -> int:
-        """Return the baseline: recorded at open, and lowered by every later reading without a process on the device."""
+        """Return the baseline: `BASELINE_ASSUMED_MIB`, lowered by every reading without a process on the device."""
         return self._slots[slot].baseline_mib
 
     async def sample(self) -> list[SlotReading]:
@@ -109,7 +109,7 @@ class DrmInventory:
         """Do nothing: no fault events of these drivers are read; faults show in the readings."""
 
     def close(self) -> None:
-        """Close it: afterwards every device counts as unresponsive. Nothing stays open between calls."""
+        """Make every later reading unresponsive. Nothing is open between calls, so there is nothing to release."""
         self._closed = True
 
     async def _values(self, slot: _Slot) -> _Values | None:
@@ -188,7 +188,8 @@ def _question(card: Card, timeout_s: float) -> Question[_Values]:
 def _read_values(card: Card) -> _Values:
     """Return the values.
 
-    Raises OSError or ValueError if the device is gone or has no memory count; the rest has defaults.
+    Raises OSError if the device is gone, OSError or ValueError if its memory file cannot be read. A value without a
+    file is None, or 0 for errors.
     """
     card.folder.stat()
     used_mib = None
@@ -209,7 +210,10 @@ def _must(path: Path) -> int:
 
 
 def _util_percent(card: Card) -> int | None:
-    """Return the driver's own figure, else the highest ratio of current to maximum frequency of a GT, in percent."""
+    """Return the driver's own figure, else the highest ratio of current to maximum frequency of a GT, in percent.
+
+    None if the driver has neither.
+    """
     if card.busy_percent is not None:
         busy = number(card.busy_percent)
         return None if busy is None else min(100, max(0, busy))

@@ -68,11 +68,12 @@ class _Found:
 
 
 def find_cards(root: Path, listed: Container[str] = ()) -> tuple[list[Card], list[str]]:
-    """Return the cards of the machine under `root` in slot order, and which nodes were left out and why.
+    """Return the cards of the machine under `root` in slot order, and a line for each node that cannot be used.
 
     Slot order is amd, intel, apple, unknown; within a vendor by index, as that vendor's runtime counts: for AMD the
-    position in KFD's topology, for the others the order of PCI addresses. `listed` are addresses that NVML has. A node
-    whose file is not in `dev/dri` is left out silently: in a container sysfs shows the host's devices too.
+    position in KFD's topology, for the others the order of PCI addresses. Left out silently are nodes at an address in
+    `listed` (NVML has them), nodes that are no GPUs of their own, and nodes whose file is not in `dev/dri`: in a
+    container sysfs shows the host's devices too.
     """
     faults: list[str] = []
     found: list[_Found] = []
@@ -141,7 +142,7 @@ def _number(found: list[_Found], root: Path) -> None:
 
 
 def kfd_gpus(root: Path) -> list[tuple[int, str]]:
-    """Return (render minor, gfx target) of the GPUs that ROCm sees, in its order."""
+    """Return (render minor, gfx target) of the GPUs that ROCm sees, in its order; the target is "" if KFD has none."""
     gpus = []
     folder = root / "sys/class/kfd/kfd/topology/nodes"
     try:
@@ -159,7 +160,7 @@ def kfd_gpus(root: Path) -> list[tuple[int, str]]:
 
 
 def _unique_id(found: _Found) -> str:
-    """Return a device's id as ROCm prints it: GPU- and 16 hex digits; empty if it has none."""
+    """Return an AMD device's id as ROCm prints it: GPU- and 16 hex digits; empty if it has none, or is not AMD's."""
     if found.vendor != "amd":
         return ""
     text = read(found.folder / "unique_id").lower().removeprefix("0x")
@@ -221,10 +222,10 @@ def _numa(folder: Path) -> int:
 
 
 def _memory_bytes(found: _Found) -> int:
-    """Return the device's own memory; 0 for an integrated one, which uses the host's memory, or if no file has it.
+    """Return the bytes of the device's own memory; 0 if no file has them, as on Intel's integrated devices.
 
-    amdgpu: what the firmware reserved for it, also on an integrated device. Some releases of xe have it by tile, and
-    Intel's own i915 has it in its card folders.
+    On AMD's integrated devices they are what the firmware reserved of the host's memory. Some releases of xe have them
+    by tile, and Intel's own i915 has them in its card folders.
     """
     if found.vendor == "amd":
         return number(found.folder / "mem_info_vram_total") or 0
@@ -244,7 +245,10 @@ def _lmem(card: Path) -> bool:
 
 
 def _temperature(folder: Path) -> Path | None:
-    """Return the chip's sensor: edge on amdgpu, pkg on xe; else the hottest spot, else the first sensor."""
+    """Return the file of the chip's sensor: edge on amdgpu, pkg on xe; else the hottest spot, else the first sensor.
+
+    None without a sensor.
+    """
     sensors = sorted(folder.glob("hwmon/hwmon*/temp*_input"), key=lambda path: (path.parent.name, len(path.name), path))
     by_label = {read(path.with_name(path.name.replace("_input", "_label"))): path for path in reversed(sensors)}
     for label in ("edge", "pkg", "junction"):

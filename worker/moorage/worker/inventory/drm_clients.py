@@ -34,7 +34,8 @@ class DrmClient:
     """One open descriptor of a DRM device. `number` identifies the client, so that a shared descriptor counts once.
 
     `node` is the device file's name, `address` the PCI address or empty. `memory_bytes` is the client's memory in all
-    regions, `vram_bytes` the part on the device; both are None if the driver does not report them.
+    regions, `vram_bytes` the part on the device; both are None if the driver does not report them. `engine_ns` is the
+    time that engines worked for the client, in cycles on xe.
     """
 
     pid: int
@@ -49,14 +50,14 @@ class DrmClient:
 
     @property
     def holds(self) -> bool:
-        """Whether it uses the device, rather than only having listed it."""
+        """Whether the client uses the device, rather than only having listed it."""
         if self.memory_bytes is None:
             return self.engine_ns > 0
         return self.memory_bytes >= HELD_MIB_MIN * _MIB
 
 
 def find_clients(proc: Path) -> list[DrmClient]:
-    """Return the clients of every process, at most `CLIENTS_MAX`, without processes that end meanwhile."""
+    """Return the clients of every process that this user may read, at most `CLIENTS_MAX`."""
     found: list[DrmClient] = []
     for pid in _pids(proc):
         for number, node in _descriptors(proc / str(pid)):
@@ -69,7 +70,7 @@ def find_clients(proc: Path) -> list[DrmClient]:
 
 
 def holders(clients: Iterable[DrmClient]) -> tuple[DeviceProcess, ...]:
-    """Return the processes that use the device, with their memory on it."""
+    """Return the processes of these clients of one device that use it, with their memory on it if that is known."""
     by_pid: dict[int, list[DrmClient]] = {}
     for client in clients:
         by_pid.setdefault(client.pid, []).append(client)

@@ -81,8 +81,9 @@ def of_xid(xid: int) -> Fault:
 
 
 def of_rows(pending: bool, failed: bool) -> Fault | None:
-    """Return the fault of row remapping (Ampere and newer): a failure is permanent; a pending one is harmless until a
-    reset.
+    """Return the fault of row remapping (Ampere and newer), None without one.
+
+    A failed remapping is permanent, a pending one lasts until the GPU is reset.
     """
     if failed:
         return Fault("remap", Gravity.RESET, "a row of memory could not be remapped: the GPU is to be replaced")
@@ -103,5 +104,5 @@ SLOWED_DOWN: Final = Fault("thermal", Gravity.CLOSED, "the GPU slows itself down
 
 
 def gravest(faults: tuple[Fault, ...]) -> Fault | None:
-    """Return the gravest fault; of several equal ones the first."""
+    """Return the gravest fault, of several equal ones the first; None without faults."""
     return max(faults, key=lambda fault: fault.gravity, default=None)

@@ -49,7 +49,7 @@ class _Slot(msgspec.Struct, frozen=True):
 
 
 class HandingInventory:
-    """The devices; make it with `open_handing`."""
+    """The devices of this machine, with those that VMs have. Make it with `open_handing`."""
 
     simulated = False
 
@@ -140,9 +140,10 @@ class HandingInventory:
         return lock_path(self._folder, address)
 
     async def hand_on(self, device: Device) -> list[str]:
-        """Return the PCI addresses of a device's functions, its own first, once vfio-pci has them. Raises NotHandedOn.
+        """Bind a device's functions to vfio-pci; return their PCI addresses, the device's own first.
 
-        Until the VM has locked it, `take_back` must get it in `spared`. This call must not be cancelled.
+        Raises NotHandedOn if the device cannot be handed on. Until the VM has locked the device, every `take_back` must
+        get the device's address in `spared`. This call must not be cancelled.
         """
         address = sysfs_address(device.pci)
         self._check_alone(device)
@@ -163,9 +164,9 @@ class HandingInventory:
                 await self._reopen()
 
     async def take_back(self, spared: Collection[str] = ()) -> list[str]:
-        """Give back to the host every device that no VM has locked, except `spared`.
+        """Give back to the host every device that no VM has locked, except the PCI addresses in `spared`.
 
-        Return why some cannot be given back.
+        Return one line for each device that cannot be given back; empty if there is none.
         """
         if self.away <= set(spared):
             return []
@@ -275,9 +276,9 @@ class HandingInventory:
 def give_back_unlocked(
     passthrough: Passthrough, folder: Path, spared: Collection[str] = ()
 ) -> tuple[set[str], list[str]]:
-    """Give back all devices that no VM has locked. Return the addresses that stay handed on, and why some cannot be.
+    """Give back all devices that no VM has locked, except the PCI addresses in `spared`. Block until that is done.
 
-    It blocks.
+    Return the addresses of all devices that are not given back, and one line for each whose return failed.
     """
     faults: list[str] = []
     for address in journals(folder):

@@ -40,7 +40,7 @@ class HostFacts:
 def host_facts(state_folder: Path, root: Path = _ROOT) -> HostFacts:
     """Return the description; `root` is the root of the file system.
 
-    Raises OSError if `state_folder` is not writable.
+    Raises OSError if a random machine id must be kept in `state_folder` and cannot be written (see `machine_id`).
     """
     hostname = socket.gethostname()
     return HostFacts(
@@ -82,9 +82,10 @@ def _drawn_machine_id(state_folder: Path) -> str:
 def folder_machine(machine: str, state_folder: Path, *, is_older: bool) -> str:
     """Return the machine id that the worker of a state folder sends in its joins (docs/decisions/0044).
 
-    Only the state folder knows what outlives an agent. An agent on another folder of the machine does not know it, so
-    it counts as another machine: its join is refused until the session of the first is lost, and with it the leases of
-    the jobs that run there. `is_older` says that a release without this file used the folder: it keeps its id.
+    Only the state folder records which jobs outlive an agent. A second agent with another folder of the same machine
+    does not know those jobs, so it joins as another machine: its join is refused until the session of the first agent,
+    and with it the leases of those jobs, is lost. A folder without an id gets one; with `is_older` (an older release
+    has used the folder) its id is `machine` itself, then and later. Raises OSError.
     """
     path = state_folder / FOLDER_FILE
     kept = _kept(path)
@@ -103,7 +104,7 @@ def _kept(path: Path) -> str:
 
 
 def _keep(path: Path, text: str) -> str:
-    """Write the text atomically, and to the disk before it is used."""
+    """Write the text into the file, atomically and synced to the disk, and return it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     with open(unfinished, "w", opener=_owner_only) as file:
@@ -133,7 +134,7 @@ def cpu_milli(root: Path = _ROOT) -> int:
 
 
 def memory_mib(root: Path = _ROOT) -> int:
-    """Return the machine's memory in MiB, or less if a cgroup limits it."""
+    """Return the machine's memory in MiB, or less if a cgroup limits it; 0 if /proc/meminfo cannot be read."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     allowed = int(total[1]) * 1024 if total else 0
     limits = [_read(folder / "memory.max") for folder in _cgroup_folders(root, "")]

@@ -91,7 +91,7 @@ class CombinedInventory:
             part.close()
 
     async def closed(self) -> None:
-        """Return once no part uses its driver any more; call `close` before. Raises TimeoutError."""
+        """Return once NVML is shut down; call `close` before. Raises TimeoutError as `NvmlInventory.closed` does."""
         await asyncio.gather(*(part.closed() for part in self._parts if isinstance(part, NvmlInventory)))
 
     def _home(self, slot: int) -> tuple[Inventory, int]:

@@ -31,7 +31,10 @@ class Profile(NamedTuple):
 
 
 def parse_layout(text: str) -> list[str]:
-    """Return the profiles of a layout, one per slice: `3g.40gb,4x1g.10gb`; none for `off`. Raises Refused."""
+    """Return the profiles of a layout, one per slice: `3g.40gb,4x1g.10gb`; none for `off`.
+
+    Raises Refused for any other text, or more than `SLICES_MAX` slices.
+    """
     if text == "off":
         return []
     found: list[str] = []
@@ -56,7 +59,11 @@ def _refused_layout(text: str) -> Refused:
 
 
 class MigGpu:
-    """A GPU that can be divided; `api` is pynvml, initialised. Errors of NVML are raised as Refused."""
+    """A GPU that may be divided into MIG slices; `api` is pynvml, initialized.
+
+    Errors of NVML in reading or setting the MIG mode, and in destroying or making slices, are raised as Refused; errors
+    in listing profiles or slices are raised as NVMLError.
+    """
 
     def __init__(self, api: Any, raw: Any) -> None:
         self._api = api
@@ -77,7 +84,7 @@ class MigGpu:
                 )
 
     def layout(self) -> list[str]:
-        """Return the profiles of its usable slices now, in order."""
+        """Return the profiles of the GPU's slices now, sorted by name, without slices that have no compute instance."""
         return sorted(
             profile.name
             for profile in self.profiles.values()
@@ -86,10 +93,10 @@ class MigGpu:
         )
 
     def change(self, layout: Sequence[str]) -> bool:
-        """Destroy its slices and make these; return False if it has them already.
+        """Destroy the GPU's slices and make these; return False, and change nothing, if the GPU has them already.
 
-        This turns MIG mode on first, or off for an empty layout. Raises Refused after it has restored the former
-        slices.
+        MIG mode is turned on before if it is off, and turned off for an empty layout. Raises Refused if `check` does,
+        or if a step fails: then the former slices are made again, as far as NVML allows, but the mode is not set back.
         """
         self.check(layout)
         is_on = self._is_on()
@@ -171,14 +178,14 @@ class MigGpu:
             self._refuse(error, f"making {','.join(layout)}")
 
     def _restore(self, former: Sequence[str]) -> None:
-        """Make the former slices again; a slice in use could not be destroyed, so it is still there."""
+        """Make the former slices again and ignore errors; a slice in use could not be destroyed, and is still there."""
         with contextlib.suppress(Refused):
             self._destroy_all()
         with contextlib.suppress(Refused):
             self._create_all(list((Counter(former) - Counter(self.layout())).elements()))
 
     def _whole(self, instance: Any, slices: int) -> int:
-        """Return the id of the compute instance that has all of a GPU instance: the one with as many slices."""
+        """Return the id of the compute instance profile with all slices of a GPU instance; 0 if NVML lists none."""
         return next((info.id for info in self._compute_profiles(instance) if info.sliceCount == slices), 0)
 
     def _compute_profiles(self, instance: Any) -> list[Any]:

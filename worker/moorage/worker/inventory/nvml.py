@@ -123,7 +123,10 @@ class NvmlInventory:
         return () if minor is None else (f"/dev/nvidia{minor}",)
 
     def memory_baseline_mib(self, slot: int) -> int:
-        """Return the baseline: recorded at open, and lowered by every later reading without a process on the device."""
+        """Return the baseline: recorded at open, and lowered by every later reading without a process on the device.
+
+        A device that had a process at open starts with `BASELINE_ASSUMED_MIB`.
+        """
         return self._handles[slot].baseline_mib
 
     async def sample(self) -> list[SlotReading]:
@@ -169,7 +172,11 @@ class NvmlInventory:
             start_thread("nvml-shutdown", shut_down)
 
     async def closed(self) -> None:
-        """Return once NVML is shut down; call `close` before. Raises TimeoutError if a call does not return."""
+        """Return once NVML is shut down; call `close` before.
+
+        Raises TimeoutError after `SHUT_DOWN_TIMEOUT_S` if a call did not return, or was in progress at `close`: then
+        NVML stays open until the process ends.
+        """
         if self._handles and not await in_thread("nvml-closed", partial(self._is_shut.wait, SHUT_DOWN_TIMEOUT_S)):
             raise TimeoutError
 
@@ -193,7 +200,9 @@ async def open_nvml(
     open_timeout_s: float = OPEN_TIMEOUT_S,
     sample_timeout_s: float = SAMPLE_TIMEOUT_S,
 ) -> NvmlInventory:
-    """Open all NVIDIA devices in NVML's order, with their idle baselines; none without library or driver.
+    """Open all NVIDIA devices, with their baselines; none without library or driver.
+
+    Whole GPUs come first, then MIG slices, each in NVML's order.
 
     Raises NvmlUnavailable if NVML is there and fails or hangs: a host whose GPUs cannot be read must not look like a
     host without GPUs.
@@ -300,7 +309,7 @@ def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], pos
 
 
 def _numa_node(pci: str, sysfs: Path) -> int:
-    """Return the NUMA node from sysfs, which writes the domain with four digits, not eight; -1 with one node only."""
+    """Return the NUMA node from sysfs, which writes the domain with four digits, not eight; -1 if there is none."""
     domain, _, rest = pci.lower().partition(":")
     try:
         return int((sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
@@ -359,7 +368,7 @@ def _faults(api: Any, raw: Any) -> tuple[Fault, ...]:
 
 
 def _recovery_action(api: Any, raw: Any) -> int:
-    """Return the driver's recommended action; 0 for none."""
+    """Return the driver's recommended action; 0 if it has none or reports none."""
     [value] = api.nvmlDeviceGetFieldValues(raw, [api.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     return int(value.value.uiVal) if value.nvmlReturn == api.NVML_SUCCESS else 0
 
@@ -387,7 +396,10 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
 
 
 def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
-    """Return MiB by pid. A process with compute and graphics is in both lists, each time with its whole memory."""
+    """Return the MiB of each compute process by pid, without MPS's own; of a pid in both lists, the larger number.
+
+    Raises HeldUnknown if the driver does not report the memory of one of them, NVMLError, AttributeError.
+    """
     found: dict[int, int] = {}
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
         for entry in getattr(api, name)(raw):
@@ -400,7 +412,10 @@ def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
 
 
 def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) -> dict[int, ProcessUse] | None:
-    """Return what each process uses; None for MIG slices, because the driver reports whole GPUs only."""
+    """Return what each compute process uses; None if the driver does not report the memory of all of them.
+
+    None for a MIG slice, too: the driver reports work for whole GPUs only.
+    """
     if handle.whole is not handle.raw:
         return None
     try:
@@ -414,9 +429,10 @@ def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) ->
 
 
 def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
-    """Return the percent of the device's time by pid, since the last call; None if the driver does not report it.
+    """Return the percent of the device's time by pid, from each process's latest sample since the last call.
 
-    A process without an entry has done nothing. Work of an MPS server for its clients is reported for the server only.
+    A process without an entry has done nothing. None if the driver does not report work, or reports the work of an MPS
+    server: that is its clients', and the driver does not say whose.
     """
     now_s = time.monotonic()
     window_s, handle.asked_s = max(SAMPLES_OF_S, min(now_s - handle.asked_s, SAMPLES_OF_S_MAX)), now_s
@@ -443,8 +459,9 @@ def _name_of(pid: int, proc: Path) -> str:
 
 
 def _optional(api: Any, ask: Callable[[], T], otherwise: T) -> T:
-    """Return `otherwise` if a board, driver or permission lacks this value; any other error is the device's and is
-    raised.
+    """Return the value that `ask` returns, or `otherwise` if board, driver or permission lacks it.
+
+    Any other error is the device's and is raised.
     """
     try:
         return ask()

@@ -29,7 +29,7 @@ log = logging.getLogger("moorage.worker.inventory")
 class NvmlEvents:
     """Listens to the GPUs of these handles and uuids, one per slot, until `stop`.
 
-    MIG slices have the uuid of their GPU: its events count for all of them.
+    A MIG slice is given with the uuid of its GPU: an event of the GPU is reported for each of its slices.
     """
 
     def __init__(self, api: Any, handles: Sequence[Any], uuids: Sequence[str]) -> None:

@@ -53,10 +53,10 @@ class SimulatedInventory:
         return ()
 
     def write_cdi(self, folder: Path) -> list[Path]:
-        """Write a CDI spec for the devices of each vendor, by uuid, and return their paths.
+        """Write one CDI spec for each vendor's devices, named by uuid, and return the paths of the specs.
 
-        A container gets /dev/null instead of the device, and the uuid in `MOORAGE_SIMULATED_GPU`. Raises CdiError and
-        OSError.
+        A container gets /dev/null instead of the device, and the uuid in `MOORAGE_SIMULATED_GPU`. Raises as
+        `write_spec`.
         """
         written: list[Path] = []
         for vendor, kind in KINDS.items():
@@ -124,7 +124,7 @@ class SimulatedInventory:
         self.set_reading(slot, SlotReading(memory_used_mib=BASELINE_MIB + memory_mib))
 
     def set_health(self, slot: int, health: Health) -> None:
-        """Set a slot's health: hot, with errors or unresponsive; otherwise idle."""
+        """Replace a slot's reading by that of an idle device with this health."""
         self.set_reading(slot, SlotReading(health=health) if health == "unresponsive" else _idle(health))
 
 

@@ -5,7 +5,8 @@ The file is `faults.json` in the state folder of a simulated worker. It is read 
     {"sim-0000": {"1": {"xid": 79}, "3": {"process": {"pid": 4242, "name": "python", "user": "bob"}}}}
 
 The keys are worker and slot. `xid` happens once, when it appears in the file or changes; every other fault lasts while
-it is in the file. A file that cannot be read changes nothing, and the log says why.
+it is in the file. A file that is there and cannot be read changes nothing, and the log says why. Removing the file ends
+all faults.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Played(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The faults of one device; `nvml` says which NVML field each stands for."""
+    """The faults to play on one device; the module `nvml` reads faults such as these from NVML."""
 
     xid: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     uncorrected_errors: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0

@@ -38,7 +38,10 @@ _NAMESPACE: Final = uuid.UUID("5f0c3a4e-6f0e-5d6c-9f0a-8f1d3c7b2a90")
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What a driver reports for a model: its name, and its memory in MiB. `linked`: NVLink between all."""
+    """What a driver reports for a model: its name, and its memory in MiB.
+
+    `linked` says that all devices of the model on one host are linked, as by NVLink.
+    """
 
     name: str
     memory_mib: int
@@ -93,7 +96,10 @@ def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list
 
 
 def parse_groups(word: str) -> list[tuple[int, Model]]:
-    """Return one host's groups: `2xL40S,6xA100` → [(2, L40S), (6, A100)]; `cpu` → []. Raises ValueError."""
+    """Return one host's groups: `2xL40S,6xA100` → [(2, L40S), (6, A100)]; `cpu` → [].
+
+    Raises ValueError for any other text, an unknown model without a size, or too many GPUs.
+    """
     if word == "cpu":
         return []
     groups: list[tuple[int, Model]] = []
@@ -179,11 +185,11 @@ class _Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_hosts(path: Path) -> list[SimulatedHost]:
-    """Return the hosts in a `.toml` or `.json` file: `host` is a list of tables.
+    """Return the hosts in a `.json` file, or in a TOML file of any other suffix: `host` is a list of tables.
 
-    Each has `name` (default sim), and `gpus` (one host's word, such as `2xL40S,6xA100`) or `device`, a list of devices
-    with hello's fields. With `count`, that many equal hosts get numbers after the name. `cpu_milli` and `memory_mib`
-    are for each host. Raises ValueError for invalid content, with the path of the field; OSError for an unreadable
+    Each has `name` (default sim), and `gpus` (one host's word, such as `2xL40S,6xA100`; default cpu) or `device`, a
+    list of devices with hello's fields. With a `count` above 1, that many equal hosts get numbers after the name.
+    `cpu_milli` and `memory_mib` are for each host. Raises ValueError for invalid content, OSError for an unreadable
     file.
     """
     with open(path, "rb") as file:
@@ -216,7 +222,8 @@ def openb_hosts(sample_csv: Path, count: int, seed: int) -> list[SimulatedHost]:
     """Return `count` hosts of Alibaba's GPU cluster of 2023, drawn by `seed` from a node list of the trace.
 
     Columns `sn,cpu_milli,memory_mib,gpu,model`. Every row is drawn once before any is drawn again; a host drawn again
-    has another name, and so other uuids. Raises ValueError for a count out of range or a file without rows.
+    has another name, and so other uuids. Raises ValueError for a count out of range, a file without rows, or a drawn
+    row whose model is unknown or empty, as that of a host without GPUs.
     """
     if not 0 <= count <= HOSTS_MAX:
         raise ValueError(f"a simulated fleet has 0..{HOSTS_MAX} hosts, found {count}")

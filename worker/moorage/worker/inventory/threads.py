@@ -30,7 +30,11 @@ class Question(Generic[T]):
         self._until_s = 0.0  # the loop's time at which the waits for the pending answer end
 
     async def answer(self) -> T:
-        """Return the answer to a new question, or to the pending one. Raises TimeoutError, and what `ask` raised."""
+        """Return the answer to a new question, or to the pending one. Raises what `ask` raised.
+
+        Raises TimeoutError if the answer does not come in time. That question stays pending: until its thread returns,
+        every later call raises TimeoutError at once.
+        """
         loop = asyncio.get_running_loop()
         if self._flying is None or self._flying.done():
             self._flying = in_thread(self._name, self._ask)
@@ -54,12 +58,12 @@ class Question(Generic[T]):
 
 
 def start_thread(name: str, run: Callable[[], object]) -> None:
-    """Run something in a daemon thread: a thread that is stuck in the kernel must not keep the process from ending."""
+    """Call `run` in a daemon thread: a thread that is stuck in the kernel must not keep the process from ending."""
     threading.Thread(target=run, name=name, daemon=True).start()
 
 
 def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Start `work` in a daemon thread; return a future that is settled when it returns, which may be never."""
+    """Start `work` in a daemon thread; return a future that is settled when `work` returns or raises: perhaps never."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     # the caller may have given up; then the exception is retrieved here, so that the loop does not warn

@@ -27,9 +27,9 @@ _SEGV: Final = 1 << (signal.SIGSEGV - 1)
 def takes(pid: int, number: signal.Signals) -> bool | None:
     """Return whether a process handles a signal: catches it, or blocks it to wait for it (proc_pid_status(5)).
 
-    Return None for a process that blocks SIGSEGV too: it is just starting a program. Shells and libc block every signal
-    around a fork. A signal sent at that time may end the process a moment later, and its child has its handlers until
-    exec.
+    Return True for every process if the signal does nothing by default, and False for a process that is gone. Return
+    None for a process that blocks SIGSEGV too: it is just starting a program. Shells and libc block every signal around
+    a fork. A signal sent at that time may end the process a moment later, and its child has its handlers until exec.
     """
     if number in _HARMLESS:
         return True
@@ -46,7 +46,9 @@ def takes(pid: int, number: signal.Signals) -> bool | None:
 
 
 def send_to_takers(main_pid: int, number: signal.Signals) -> int:
-    """Signal the topmost processes at or below `main_pid` that handle the signal. Return how many; 0 if none does yet.
+    """Signal the topmost processes at or below `main_pid` that handle the signal; return how many were signaled.
+
+    Return 0 if no process handles it yet, or if that is undecided now because a process is just starting a program.
 
     `main_pid` is an unreaped child of the caller, so its pid cannot belong to another process.
     """

@@ -65,8 +65,9 @@ class Child:
 
 
 def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: tuple[int, int] | None = None) -> Child:
-    """Check one request and look up what it names, without touching the file system. Raises `StartRefused`.
+    """Check one request and look up its user, limits and signal. Raises `StartRefused`.
 
+    Neither its program nor its folder is looked for.
     `environ` replaces the request's own environment. `files` are its limits on open files unless it asks for others.
     """
     environ = member.env if environ is None else environ
@@ -109,7 +110,7 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
 
 
 def why_not(child: Child, stage: str, number: int) -> str:
-    """Return one readable line about a failed exec: what was searched, and where.
+    """Return one readable line about a start that failed at this stage with this error number.
 
     The file system is not asked again, because a job may have mounted one that never answers.
     """
@@ -143,7 +144,7 @@ def _told(text: bytes) -> str:
 
 
 def signal_number(name: str) -> signal.Signals:
-    """Return the signal with a name such as `SIGUSR1`. Raises `StartRefused`."""
+    """Return the signal with a name such as `SIGUSR1`. Raises `StartRefused` for others, SIGKILL and SIGSTOP."""
     number = signal.Signals.__members__.get(name)
     if number is None:
         raise StartRefused(errno.EINVAL, "request", f"no such signal: {name}")
@@ -177,9 +178,9 @@ def _limit(name: str, pair: tuple[int, int]) -> tuple[int, tuple[int, int]]:
 
 
 def resolve_user(user: str | int) -> tuple[int, int, list[int]] | None:
-    """Return uid, gid and groups; None if the user is the supervisor's own and it is not root.
+    """Return uid, gid and groups; None if the user is the supervisor's own and the supervisor is not root.
 
-    Raises `StartRefused`.
+    Raises `StartRefused` for a name without an entry, or a number that is no uid.
     """
     try:
         entry = pwd.getpwnam(user) if isinstance(user, str) and not user.isdecimal() else pwd.getpwuid(int(user))

@@ -153,7 +153,9 @@ class Supervised(asyncio.Protocol):
         silence_s: float = SILENCE_S,
         silence_fenced_s: float = SILENCE_FENCED_S,
     ) -> "Supervised":
-        """Connect to the supervisor of this state folder; start a detached one with `arguments` if there is none.
+        """Connect to the supervisor of this state folder. If there is none, start a detached one with `arguments`.
+
+        Without `spawn_if_absent` none is started, and `SupervisorUnavailable` is raised at once.
 
         The connection ends after `silence_s` without a byte; a ping is sent each `ping_interval_s`. Once the deadline
         given by `fence` has passed, it ends after `silence_fenced_s`. Raises `SupervisorUnavailable`,
@@ -218,7 +220,10 @@ class Supervised(asyncio.Protocol):
             await answer
 
     def begin_start(self, members: Sequence[StartMember]) -> list["asyncio.Future[Answer]"]:
-        """Send the frames of `start` at once, because a job waits for them; await what it returns for the answers."""
+        """Send the frames of `start` at once, because a job waits for them; return a future for each frame's answer.
+
+        Raises as `start`.
+        """
         if self.protocol < 2:
             members = [_for_protocol_1(member) for member in members]
         if self.protocol < 4 and any(member.leaves_cgroup for member in members):
@@ -253,7 +258,7 @@ class Supervised(asyncio.Protocol):
         """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all members by itself.
 
         None removes it. Members whose `on_partition` is `keep` are exempt. Once the deadline has passed, nothing is
-        started until a later deadline is set. Raises as `start`.
+        started until the deadline is removed or replaced by one in the future. Raises as `start`.
         """
         await self.begin_fence(deadline_boottime_s, grace_s)
 
@@ -286,11 +291,9 @@ class Supervised(asyncio.Protocol):
         await self._ask(Ping(n=self._next()))
 
     async def shutdown_if_idle(self) -> bool:
-        """End a supervisor without members, and wait for its process.
+        """End a supervisor without members, and return True once its process is gone.
 
-        Return False if it has members or is too old for this.
-
-        Raises `SupervisorGone`.
+        Return False if it has members or is too old for this. Raises `SupervisorGone`.
         """
         if self.protocol < 2:
             return False
@@ -311,7 +314,10 @@ class Supervised(asyncio.Protocol):
         return True
 
     async def shutdown(self, grace_s: float) -> None:
-        """End every member, then the supervisor, and wait for it. Raises as `start`."""
+        """End every member with at most this grace, then the supervisor; return once its connection is closed.
+
+        Raises as `start`.
+        """
         await self._ask(Shutdown(n=self._next(), grace_s=grace_s))
         await asyncio.shield(self._gone)
 
@@ -359,9 +365,10 @@ class Supervised(asyncio.Protocol):
         return SupervisorGone(str(reason), silent=reason.silent)
 
     def kill(self) -> None:
-        """Send SIGKILL to a silent supervisor, which also kills all its jobs. It never hits another process.
+        """Send SIGKILL to a silent supervisor; the main processes of its jobs die with it, but containers do not.
 
-        It does nothing after `close`, or once the supervisor has closed the connection itself.
+        It never hits another process. It does nothing after `close`, or once the connection has ended for another
+        reason than silence.
         """
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):

@@ -107,7 +107,7 @@ class Containers:
         self.look_soon()
 
     def drop(self, member: Member) -> None:
-        """Forget an ended member."""
+        """Forget an ended member, and watch its init no longer."""
         assert member.container is not None
         self._members.pop(member.container.id, None)
         if member.container.pidfd >= 0:
@@ -180,7 +180,7 @@ class Containers:
         self._init_died(member)
 
     def signal(self, member: Member, number: signal.Signals) -> None:
-        """Signal the init and the processes of its session, as outside a container a process group is signalled."""
+        """Signal the init and the processes of its session, as outside a container a process group is signaled."""
         processes = self.processes(member)
         for process in processes:
             if process.pid == member.pid or process.session == member.pid:

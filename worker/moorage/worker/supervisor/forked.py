@@ -16,7 +16,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def start(child: Child, confirm: int, stdout: int, stderr: int, cgroup: int = -1) -> int:
-    """Make the process and return its pid. The descriptors are those of launcher.c. Raises `OSError`."""
+    """Make the process and return its pid. Descriptors are as in launcher.c, -1 is no cgroup. Raises `OSError`."""
     supervisor = os.getpid()
     # Until exec, a signal to the child would run this process's handlers there and wake this process's loop.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -46,7 +46,7 @@ class FormerMembers:
     def clear(self, now_boottime_s: float) -> list[Ended]:
         """Make one pass: kill what is left, and return the ends that are proven now. Does not block.
 
-        Raises `OSError`, with nothing done, if processes cannot be read: call it again.
+        Raises `OSError` if processes cannot be read: call it again.
         """
         ended: list[Ended] = []
         scan = self._scan()

@@ -94,7 +94,10 @@ class Jobs:
     # -- starting
 
     def start(self, starts: tuple[StartMember, ...]) -> None:
-        """Accept members. A known member is not started again: its state is reported again."""
+        """Accept members. A known member is not started again: its `Started` or `Ended`, if any, is reported again.
+
+        A member that cannot be started gets an `Ended`.
+        """
         for start in starts:
             if start.key in self.ended:
                 self._emit(self.ended[start.key])
@@ -264,9 +267,10 @@ class Jobs:
     # -- ending
 
     def end(self, key: str, reason: Reason, grace_s: float, why: str, notice_s: float = 0.0) -> None:
-        """Send SIGTERM now and SIGKILL after the grace; a later call can only shorten the grace.
+        """Send SIGTERM now and SIGKILL after the grace, or SIGKILL alone if the grace is 0.
 
-        Unknown keys are ignored.
+        A later call can only shorten the grace. A member that waits is not started. Unknown keys, and members whose
+        main process has ended, are ignored.
 
         With a notice, a running member that has a checkpoint signal gets it now, and SIGTERM after `notice_s` seconds.
         """
@@ -323,7 +327,10 @@ class Jobs:
             self._kill(member)
 
     def _signal(self, member: Member, number: signal.Signals) -> None:
-        """Signal the main process's group. The process is not reaped, so its pid cannot belong to another process."""
+        """Signal the main process's group, or in a container the init and the processes of its session.
+
+        The main process is not reaped, so its pid cannot belong to another process.
+        """
         assert member.pid is not None
         try:
             if member.container is not None:
@@ -342,7 +349,10 @@ class Jobs:
             log(f"{member.key}: cannot signal: {error}")
 
     def _init(self, member: Member) -> Process | None:
-        """Return the init of the container that a member's main process runs; None if it does not exist yet."""
+        """Return the init of the container that a member's main process runs.
+
+        None if the init does not exist yet, or the member runs no container (`leaves_cgroup`).
+        """
         if not member.start.leaves_cgroup or member.pid is None:
             return None
         below = map(read_process, descendants([member.pid]))
@@ -390,7 +400,7 @@ class Jobs:
         self.end(member.key, "timeout", member.start.grace_s, f"ran for its {member.start.timeout_s} s")
 
     def _checkpoint(self, member: Member) -> None:
-        """Send the checkpoint signal once; try again until it runs its program and a process handles the signal."""
+        """Send the checkpoint signal once; try again until the member runs its program and a process handles it."""
         self.reap()
         member.checkpoint_timer = None
         if member.state is not State.RUNNING or member.wait_status is not None:
@@ -406,7 +416,7 @@ class Jobs:
             member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 
     def fence(self, grace_s: float) -> None:
-        """End every member that may not outlive a partition, and start none until the fence is moved."""
+        """End every member that may not outlive a partition, and start none while `fenced` is set."""
         self.fenced = True
         for member in list(self.members.values()):
             if member.start.on_partition == "kill":

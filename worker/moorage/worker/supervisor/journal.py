@@ -63,7 +63,10 @@ class Left(msgspec.Struct):
 
 
 def read_journal(path: Path) -> dict[str, Left]:
-    """Return the members in the file, in order of their start; a torn last record is left out."""
+    """Return the members in the file, in order of their start; damaged records and a torn last one are left out.
+
+    Empty without a file. Raises `OSError`.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -107,7 +110,7 @@ class Journal:
         self.compact(records)
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add the records with one write; if it fails, none of them is in the file."""
+        """Add the records; if that fails, none of them is in the file."""
         data = _framed(records)
         written = 0
         try:
@@ -156,7 +159,7 @@ def _framed(records: Iterable[Record]) -> bytes:
 
 
 def records_of(left: dict[str, Left]) -> list[Record]:
-    """Return the fewest records that describe the same members."""
+    """Return the fewest records that describe the same members; a member without start and end has none."""
     records: list[Record] = []
     for key, entry in left.items():
         if entry.ended is not None:

@@ -28,7 +28,7 @@ _PROBE_S: Final = 5.0
 
 
 class LauncherGone(Exception):
-    """The launcher ended before it answered: the requested start may or may not have happened."""
+    """The launcher ended, or did not answer within `ANSWER_S`: the requested start may or may not have happened."""
 
 
 def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
@@ -73,9 +73,10 @@ class Launcher:
         self._channel: socket.socket | None = None
 
     def ask(self, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> socket.socket | int:
-        """Request a process; `cgroup` is the folder of its cgroup, if any.
+        """Request a process; return what `answer` needs. `cgroup` is a descriptor of the cgroup's folder, if any.
 
-        Raises `OSError` if no process will be made.
+        Without a compiled launcher, or for a child that reaps its orphans, the process is made here. Raises `OSError`
+        if no process will be made.
         """
         if self._program < 0 or child.reaps:
             return forked.start(child, confirm, stdout, stderr, *cgroup)
@@ -87,7 +88,10 @@ class Launcher:
         return self._send(message, [confirm, stdout, stderr, *cgroup])
 
     def answer(self, asked: socket.socket | int) -> int:
-        """Wait for the pid of the requested process, in the order of requests. Raises `LauncherGone`, `OSError`."""
+        """Wait for the pid of the requested process and return it; call it in the order of the requests.
+
+        Raises `OSError` if no process could be made, and `LauncherGone`.
+        """
         if isinstance(asked, int):
             return asked
         try:
@@ -130,7 +134,7 @@ class Launcher:
         return channel
 
     def running(self) -> socket.socket:
-        """The channel to the launcher process, which is started if there is none. Raises `OSError`."""
+        """Return the channel to the launcher process; start the process if there is none. Raises `OSError`."""
         if self._channel is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:

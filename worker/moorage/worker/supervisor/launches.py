@@ -37,7 +37,10 @@ class Launches:
         self._room = DiskRoom(self.state)
 
     def ask(self, member: Member) -> socket.socket | int:
-        """Have the launcher make the process of a member. Raises `StartRefused` if there is and will be none."""
+        """Request a member's process from the launcher; return what `Launcher.answer` needs.
+
+        Raises `StartRefused` if no process will be made.
+        """
         assert member.child is not None
         passed: list[int] = []
         stage = "cgroup"
@@ -59,7 +62,7 @@ class Launches:
                 os.close(descriptor)
 
     def _open(self, member: Member, passed: list[int]) -> None:
-        """Make its pipes and its cgroup, and append to `passed` the descriptors that its process gets.
+        """Make the member's pipes and cgroup, and append to `passed` the descriptors that its process gets.
 
         Raises `OSError`.
         """
@@ -82,7 +85,10 @@ class Launches:
         return f"/{self._prefix}-" in cgroup
 
     def hear(self, member: Member) -> bool:
-        """Return whether the process reported that it runs its program, or why not (then in `member.failure`)."""
+        """Return whether it is known by now that the process runs its program, or that it cannot.
+
+        If it cannot, `member.failure` says why.
+        """
         try:
             said = os.read(member.confirm, 64)  # a stage and an error number
         except BlockingIOError:

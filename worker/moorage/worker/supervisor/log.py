@@ -15,8 +15,9 @@ _said: Final[dict[str, float]] = {}
 
 
 def log(line: str) -> None:
-    """Write the line if possible: nothing that a job's end waits for may fail because of a full disk or a closed
-    terminal.
+    """Write the line, unless it was written less than `AGAIN_S` seconds ago.
+
+    An error is ignored: nothing that a job's end waits for may fail because of a full disk or a closed terminal.
     """
     now_s = boottime_s()
     if now_s < _said.get(line, -AGAIN_S) + AGAIN_S:

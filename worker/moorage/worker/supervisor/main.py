@@ -40,7 +40,8 @@ TERM_GRACE_S: Final = 10.0
 def detach(state: Path) -> None:
     """Go on in a child process with a session of its own; the calling process exits with 0.
 
-    Call it once the socket listens: a parent that waits for this process then knows that it can connect.
+    The child's standard output and error are the log file. Call it once the socket listens: a parent that waits for
+    this process then knows that it can connect.
     """
     if os.fork() != 0:
         os._exit(0)

@@ -37,7 +37,7 @@ LEGAL: Final[dict[State, frozenset[State]]] = {
 
 
 class IllegalTransition(Exception):
-    """A defect of the supervisor itself."""
+    """A change of state that `LEGAL` does not allow: a defect of the supervisor itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +97,7 @@ class Member:
         self.state = state
 
     def release(self) -> None:
-        """Cancel timers and close pipes."""
+        """Cancel the timers, and close the pipes, the output files and the container's pidfd."""
         for timer in (self.kill_timer, self.checkpoint_timer, self.notice_timer):
             if timer is not None:
                 timer.cancel()

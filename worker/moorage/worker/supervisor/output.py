@@ -40,7 +40,7 @@ def cut_at(tail: bytes, offset: int) -> int | None:
 
 
 def member_digest(key: str) -> str:
-    """Return a name for files and cgroups that stands for an opaque key."""
+    """Return a file name that stands for an opaque key."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
@@ -111,7 +111,7 @@ class OutputPump:
         return written
 
     def close(self) -> None:
-        """Close pipe and file. The file's time then says when its stream ended, from which its keeping counts."""
+        """Close pipe and file. The file's modification time is then the end of its stream, where retention begins."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.utime(self._file)

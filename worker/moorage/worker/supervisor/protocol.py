@@ -1,11 +1,11 @@
 """Define the frames between the agent and the supervisor, on the supervisor's UNIX stream socket.
 
 A frame is a 4-byte big-endian length and that many bytes of msgpack. The agent sends one request per frame. The
-supervisor sends an array of messages per frame: all messages of one turn of its loop. Every request has a number `n`,
-which its answer (`Done`, `Listed` or `Refused`) repeats; events have none.
+supervisor sends an array of messages per frame: all messages of one turn of its loop, unless they need several frames.
+Every request has a number `n`, which its answer (`Done`, `Listed` or `Refused`) repeats; events have none.
 
-Both ends come from one installation, so the frames have no version field: `Hello.protocol` is compared instead. Times
-named `*_boottime_s` are seconds of CLOCK_BOOTTIME, which also counts while the machine is suspended.
+The frames have no version field: `Hello.protocol` says which version the supervisor speaks. Times named `*_boottime_s`
+are seconds of CLOCK_BOOTTIME, which also counts while the machine is suspended.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -51,11 +51,11 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     `key` is opaque, 1..512 characters; a key has one child until it is forgotten. `env` is the whole environment. `cwd`
     null is `/`. `user` is a name or uid, null is the supervisor's own. `limits` maps a name such as `NOFILE` to (soft,
-    hard), -1 for unlimited. Without `timeout_s` there is no limit of time. `ends_in_s` is when the agent will end it,
-    counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` before the earlier of the two, or
-    with the notice of an end (`checkpoint.py` says which processes get it). `output_cap_bytes` holds for each of stdout
-    and stderr. `leaves_cgroup` says that its processes go into cgroups of their own choice, as those of a container
-    engine do: its end is then proven by its process tree alone.
+    hard), -1 for unlimited. Without `timeout_s` there is no limit of time. `ends_in_s` is when the agent will end it.
+    Both are counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` before the earlier of these
+    two times, or with the notice of an end (`checkpoint.py` says which processes get it). `output_cap_bytes` holds for
+    each of stdout and stderr. `leaves_cgroup` says that its processes go into cgroups of their own choice, as those of
+    a container engine do: its end is then proven by its process tree alone.
     """
 
     key: str
@@ -80,9 +80,10 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
     """Take on a member that is a container, created by an engine and not started; start the container after the answer.
 
-    Only the key, the times and `on_partition` of `member` are used. If the supervisor refuses because nothing may start
-    now (`fenced`, `full`, `journal`), do not start it. The container has a PID namespace of its own and no restart
-    policy. `Started` follows when its init is seen, and `Ended` when none of its processes is left and none can come.
+    Only the key, the times, the checkpoint signal and `on_partition` of `member` are used. If the supervisor refuses,
+    do not start the container; `fenced`, `full` and `journal` say that nothing may start now. The container has a PID
+    namespace of its own and no restart policy. `Started` follows when its init is seen, and `Ended` when none of its
+    processes is left and none can come.
     """
 
     n: int
@@ -98,7 +99,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
 
 
 class EndMember(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask one member to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree.
+    """Ask one member to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree; 0 kills at once.
 
     With `notice_s`, a member that has a checkpoint signal first gets that signal, and is asked to end `notice_s` later
     unless it has ended by then; a member without one is asked at once. A later request may only shorten the wait.
@@ -121,7 +122,10 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 class Fence(msgspec.Struct, frozen=True, kw_only=True, tag="fence"):
-    """Replace the fence deadline; null removes it. `grace_s` bounds the grace of each member that it ends."""
+    """Replace the fence deadline; null removes it, and a passed deadline ends the members at once.
+
+    `grace_s` bounds the grace of each member that is ended by the fence.
+    """
 
     n: int
     deadline_boottime_s: float | None
@@ -133,7 +137,7 @@ class List(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
-    """Drop the ends of these members. With `keep_output` the agent removes their output files, not the supervisor.
+    """Drop the ends of these members and their output files; with `keep_output` the agent removes the files itself.
 
     With `unproven`, which an operator must decide, a former supervisor's members of which processes may be left are
     dropped as well. Keys of running members are ignored.
@@ -150,9 +154,10 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """End every member with at most this grace, then exit. The ends stay in the journal for the next supervisor.
+    """End every member with at most this grace, then exit; with members left, 10 s after the grace.
 
-    With `idle_only` it exits only without members; else it refuses with `busy`.
+    The ends stay in the journal for the next supervisor. With `idle_only` the supervisor exits only if it has no
+    members, and else refuses with `busy`.
     """
 
     n: int
@@ -185,7 +190,10 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="started"):
-    """The child runs its program. `ignored` names the limits that this machine could not set."""
+    """The child runs its program, or has not failed to for 1 s. `ignored` names the limits that could not be set here.
+
+    If the program cannot be run after all, an `Ended` with `start-failed` follows.
+    """
 
     key: str
     pid: int
@@ -197,8 +205,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """The whole process tree of a member is gone.
 
     `exit_code` or `signal` is the main process's own end, whatever `reason` first asked for it: a member that was asked
-    to end may still have exited with 0. Both are null if it never ran, or if its status was lost with a former
-    supervisor. `errno`, `stage` and `message` say why a start failed.
+    to end may still have exited with 0. Both are null for a container, whose engine knows its status, for a member that
+    never ran, and if the status was lost with a former supervisor. `errno`, `stage` and `message` say why a start
+    failed.
     """
 
     key: str
@@ -239,7 +248,10 @@ class Unproven(msgspec.Struct, frozen=True, kw_only=True, tag="unproven"):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
-    """Everything that the supervisor has. `waiting` are accepted and not yet started."""
+    """Everything that the supervisor has. `waiting` are the keys that are accepted and not yet reported as `Started`.
+
+    A member in `unproven` is also in `waiting` or `running`, unless a former supervisor started it.
+    """
 
     n: int
     waiting: tuple[str, ...]
@@ -249,7 +261,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
     @property
     def living(self) -> list[str]:
-        """The keys of members of which processes may be left."""
+        """The keys of members of which processes may be left; a key may be there twice."""
         return [*self.waiting, *(each.key for each in self.running), *(each.key for each in self.unproven)]
 
 
@@ -281,7 +293,10 @@ def encode_request(request: Request) -> bytes:
 
 
 def encode_messages(messages: list[Message]) -> bytes:
-    """Return the messages as frames, in order: one frame unless it would be too large."""
+    """Return the messages as frames, in order: one frame unless it would be too large.
+
+    Raises `FrameTooLarge` if a single message is too large.
+    """
     body = _encoder.encode(messages)
     if len(body) <= FRAME_BYTES_MAX or len(messages) == 1:
         return _frame(body)

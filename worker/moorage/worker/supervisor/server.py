@@ -95,7 +95,11 @@ class Connection(asyncio.Protocol):
         self._handler.closed(self)
 
     def say(self, message: Message) -> None:
-        """Add a message to the next frame."""
+        """Add a message to the next frame.
+
+        Output is dropped while more than `STREAM_BUFFER_BYTES_MAX` are unsent, and any message once the connection is
+        lost.
+        """
         transport = self._transport
         if transport is None:
             return
@@ -107,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._pending.append(message)
 
     def flush(self) -> None:
-        """Send the collected messages as a frame."""
+        """Send the collected messages; abort the connection if more than `BUFFER_BYTES_MAX` are then unsent."""
         pending, self._pending = self._pending, []
         self._pending_output_bytes = 0
         if self._transport is None or not pending:
@@ -117,6 +121,6 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Close the connection once the collected messages are sent."""
+        """Close the connection once everything flushed is sent; messages that `flush` has not sent are lost."""
         if self._transport is not None:
             self._transport.close()

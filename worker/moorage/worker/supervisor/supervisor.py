@@ -59,7 +59,10 @@ class Supervisor:
         linger_s: float = LINGER_S,
         program: int = -1,
     ) -> None:
-        """Read the journal and listen. `program` is the compiled launcher's descriptor, or -1. Raises `OSError`."""
+        """Read the journal, and begin to end what a former supervisor left.
+
+        `program` is the compiled launcher's descriptor, or -1. Raises `OSError`.
+        """
         self.finished = asyncio.Event()
         self._linger_s = linger_s
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -173,7 +176,7 @@ class Supervisor:
     # -- connections
 
     def opened(self, connection: Connection) -> bool:
-        """Take a new connection; return False if there are too many."""
+        """Add a new connection and greet it; return False, and do nothing, if there are too many."""
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         self._connections.append(connection)
@@ -189,7 +192,7 @@ class Supervisor:
         self._linger()
 
     def asked(self, connection: Connection, request: Request) -> None:
-        """Carry out one request. Its answer follows the events that it causes at once."""
+        """Carry out one request. The answer is sent after the events that the request causes immediately."""
         answer: Message = Done(n=request.n)
         match request:
             case Start():
@@ -298,7 +301,7 @@ class Supervisor:
         return not self.jobs.members and not self._former.waiting
 
     def _linger(self) -> None:
-        """End a while after the last agent and the last member are gone.
+        """Finish in `linger_s` from now unless an agent or a member is there; each call begins that wait again.
 
         Ends that no agent has taken stay in the journal, where the next supervisor finds them.
         """
@@ -315,7 +318,10 @@ class Supervisor:
             self._finish()
 
     def shut_down(self, grace_s: float) -> None:
-        """End every member with at most this grace, then finish."""
+        """End every member with at most this grace, then finish; with members left, `UNPROVEN_AFTER_S` after the grace.
+
+        A second call can shorten the grace, but not the wait for members that are left.
+        """
         if not self._shutting_down:
             self._shutting_down = True
             self._loop.call_later(grace_s + UNPROVEN_AFTER_S, self._finish)
