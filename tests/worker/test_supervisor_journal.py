@@ -137,6 +137,14 @@ def test_members_that_were_not_searched_for_yet_are_known(monkeypatch: pytest.Mo
     assert set(former.found) == set(former.waiting) == {"a"}
 
 
+def test_a_member_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, [Running(key="a", pid=7)]).close()
+    left = read_journal(path)
+    Journal(path, records_of(left)).close()
+    assert read_journal(path) == left == {"a": Left(pid=7)}
+
+
 def test_only_legal_transitions_pass() -> None:
     for before in State:
         for after in State:
