@@ -328,6 +328,20 @@ async def test_a_request_while_disconnected_times_out(fresh_server: EmbeddedServ
             await a.request(unique, b"", 0.05)
 
 
+@pytest.mark.parametrize("use", ["request", "flush"])
+async def test_close_ends_the_wait_for_a_connection(fresh_server: EmbeddedServer, unique: str, use: str) -> None:
+    a = await connect(fresh_server.url, "a")
+    await fresh_server.kill()
+    await until(lambda: not a.is_connected)
+    async with asyncio.timeout(30):
+        waiting = asyncio.create_task(a.request(unique, b"", 60) if use == "request" else a.flush(60))
+        await asyncio.sleep(0)
+        await a.close()
+        with pytest.raises(ConnectionClosed):
+            await waiting
+    assert not a.is_connected
+
+
 async def test_close_while_there_is_no_server(fresh_server: EmbeddedServer, unique: str) -> None:
     for _ in range(3):
         again = await EmbeddedServer.start(fresh_server.data_dir.parent / f"nats-{unique}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorage.bus.connection import connect
-from moorage.bus.embedded import BINARY_VARIABLE, EmbeddedServer, find_binary
+from moorage.bus.embedded import BINARY_VARIABLE, EmbeddedServer, _prepare, _Running, find_binary
 from moorage.bus.errors import NotAuthorized, ServerFailed, ServerMissing, ServerRunning
 from moorage.bus.jetstream import Ack, JetStream
 from tests.waiting import until
@@ -51,6 +51,21 @@ async def test_a_second_server_on_the_folder_is_refused_and_the_first_can_be_att
     assert (attached.pid, attached.url) == (fresh_server.pid, fresh_server.url)
     await attached.stop()
     assert EmbeddedServer.attach(fresh_server.data_dir) is None
+
+
+async def test_a_server_that_starts_is_not_mistaken_for_the_one_before(fresh_server: EmbeddedServer) -> None:
+    await fresh_server.kill()
+    lock = _prepare(fresh_server.data_dir)
+    assert EmbeddedServer.attach(fresh_server.data_dir) is None
+    os.close(lock)
+
+
+async def test_the_pid_of_a_server_that_is_gone_gets_no_signal(fresh_server: EmbeddedServer) -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:  # noqa: ASYNC220
+        former = _Running(other.pid, fresh_server.port, anonymous=True)
+        await EmbeddedServer(fresh_server.data_dir, former, None).stop()
+        assert other.poll() is None
+        other.kill()
 
 
 async def test_restart_on_the_folder_keeps_streams_and_passwords(fresh_server: EmbeddedServer) -> None:

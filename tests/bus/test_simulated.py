@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moorage.bus.errors import (
+    ConnectionClosed,
     Disconnected,
     JetStreamRefused,
     NoResponders,
@@ -207,6 +208,21 @@ def test_a_lost_link_fails_what_is_awaited_and_comes_back_with_its_subscriptions
         assert heard == [b"heard"]
         assert states == ["reconnecting", "connected"]
         assert a.counters.reconnects == 1
+
+    simulate(scene)
+
+
+def test_close_ends_the_wait_for_a_connection() -> None:
+    async def scene(bus: SimulatedBus) -> None:
+        a = bus.connect("a")
+        a.lose()
+        waiting = [asyncio.ensure_future(a.request("x", b"", 30)), asyncio.ensure_future(a.flush(30))]
+        await asyncio.sleep(1)
+        await a.close()
+        for each in waiting:
+            with pytest.raises(ConnectionClosed):
+                await each
+        assert asyncio.get_running_loop().time() < 2
 
     simulate(scene)
 

@@ -103,6 +103,8 @@ NAMES_TWICE = b'{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[%s,%s]}
         ("x.yaml", "a: &x [1]\nb: *x", "alias"),
         ("x.yaml", "kind: a/b\nkind: a/b", "the same key twice"),
         ("x.yaml", "? [a]\n: 1", ""),
+        ("x.yaml", "on: 1", "keys"),
+        ("x.yaml", "~: 1", "keys"),
         ("x.yaml", "a: 2026-13-45", ""),
         ("x.yaml", "!!python/object/apply:os.system [echo]", "no YAML"),
         ("x.json", spec({"0": node("/dev/x")}, "t.test/c"), "no good class: two characters or more"),
@@ -150,6 +152,18 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]  # fmt: skip
     monkeypatch.setattr(cdi, "FILES_MAX", 1)
     assert f"{tmp_path}: only the first 1 of 2 files are read" in read(tmp_path)[1]
+
+
+def test_devices_beyond_the_limit_are_told_and_replace_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etc, run = tmp_path / "etc", tmp_path / "run"
+    put(etc, "a.json", spec({"0": node("/dev/etc0"), "1": node("/dev/etc1")}))
+    put(run, "a.json", spec({"1": node("/dev/run1"), "2": node("/dev/run2")}))
+    monkeypatch.setattr(cdi, "DEVICES_MAX", 2)
+    found = read_registry([etc, run])
+    assert [found.own_nodes(f"{GPU}={name}") for name in "01"] == [{"/dev/etc0"}, {"/dev/run1"}]
+    assert found.faults == ("only the first 2 devices are used; 1 more are left out",)
 
 
 def test_a_file_that_is_written_while_it_is_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

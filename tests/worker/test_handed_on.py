@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -179,6 +180,18 @@ async def test_a_state_folder_that_cannot_be_written_to_is_the_hosts_fault(amd: 
             await inventory.hand_on(inventory.devices()[0])
         assert amd.drivers() == ("amdgpu", "snd_hda_intel")
         assert not any(reading.handed_on for reading in await inventory.sample())
+        inventory.close()
+
+
+async def test_an_error_without_a_file_names_none(amd: Amd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("moorage.worker.inventory.handed_on.write_synced", full)
+    with Stub(tmp_path / "stub", extra=(NO_LIBRARY,)).load():
+        inventory = await opened(amd, tmp_path / "vm")
+        with pytest.raises(NotHandedOn, match=r"^passthrough: No space left on device$"):
+            await inventory.hand_on(inventory.devices()[0])
         inventory.close()
 
 

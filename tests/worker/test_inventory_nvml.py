@@ -286,6 +286,24 @@ def test_close_gives_the_library_back_once(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_close_gives_the_library_back_once_a_late_call_returns(tmp_path: Path) -> None:
+    async def scene() -> None:
+        board = Board("GPU-a")
+        stub = machine(tmp_path, board)
+        found = await open_nvml(sample_timeout_s=0.05)
+        board.set(hangs={"memory"})
+        assert (await found.sample())[0].health == "unresponsive"
+        found.close()
+        closed = asyncio.create_task(found.closed())
+        await asyncio.wait([closed], timeout=0)
+        assert not stub.calls("nvmlShutdown"), "a call still uses it"
+        board.set(hangs=set())
+        await closed
+        assert stub.calls("nvmlShutdown") == 1
+
+    run(scene())
+
+
 # ------------------------------------------------------------------------------------------------------- health
 
 

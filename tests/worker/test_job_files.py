@@ -121,6 +121,30 @@ async def test_other_clients_of_the_object_store_read_it_too(nats_url: str, uniq
     await client.close()
 
 
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"",
+        b"{}",
+        b'{"nuid":"\xff"}',
+        b'{"nuid":"a","headers":{"Moorage-First":[]}}',
+        b'{"nuid":"a","headers":{"Moorage-First":["x"]}}',
+        b'{"nuid":"a","headers":{"Moorage-First":["-1"]}}',
+        b'{"nuid":"a","headers":{"Moorage-First":["%d"]}}' % 10**30,
+    ],
+)
+async def test_files_with_a_bad_description_are_not_there_until_they_are_sent_again(
+    nats_url: str, unique: str, tmp_path: Path, description: bytes
+) -> None:
+    async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
+        address = await sent(store, tar(a=b"x"))
+        await store._append(store._described(address), description)
+        with pytest.raises(FilesRefused, match="submit the job again"):
+            await files.bring("acme", address, fresh(tmp_path), None)
+        await sent(store, tar(a=b"x"))
+        await files.bring("acme", address, fresh(tmp_path, 1), None)
+
+
 async def test_an_object_whose_first_pieces_were_pushed_out_is_not_there(nats_url: str, unique: str) -> None:
     async with bucket(nats_url, unique, max_bytes=4 * MIB) as store:
         await store.put("old", [os.urandom(2 * MIB)], {}, lambda _: None)

@@ -195,7 +195,7 @@ def test_a_launcher_that_dies_or_hangs_is_replaced(built: dict[str, Path], monke
             if number == signal.SIGKILL:
                 os.waitpid(first, 0)
             else:  # it may still do what it was asked for: nobody can say whether there is a process
-                with pytest.raises(LauncherGone):
+                with pytest.raises(LauncherGone, match="did not answer within 1 s"):
                     start(launcher, child, confirm, out, out)
                 assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -signal.SIGKILL
             pid = start(launcher, child, confirm, out, out)

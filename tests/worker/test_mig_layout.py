@@ -115,6 +115,54 @@ def test_a_slice_that_a_process_uses_is_not_destroyed_and_the_others_come_back(t
         assert gpu.layout() == ["1g.10gb", "2g.20gb", "3g.40gb"]
 
 
+def test_an_error_in_a_look_at_the_gpu_is_refused(tmp_path: Path) -> None:
+    stub = Stub(tmp_path, board())
+    with stub.load():
+        gpu = opened()
+        gpu.change(FORMER)
+        stub.extra = (f"fail call=nvmlDeviceGetGpuInstances uuid={GPU} code=15",)
+        stub.write()
+        for look in (gpu.layout, gpu._count, lambda: gpu.change(["7g.80gb"])):
+            with pytest.raises(Refused, match="NVML refused listing the slices"):
+                look()
+        stub.extra = (f"fail call=nvmlDeviceGetGpuInstanceProfileInfoV uuid={GPU} code=15",)
+        stub.write()
+        with pytest.raises(Refused, match="NVML refused listing the GPU's profiles"):
+            opened()
+
+
+def test_what_was_refused_is_told_though_the_former_slices_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Stub(tmp_path, board())
+    with stub.load():
+        gpu = opened()
+        gpu.change(FORMER)
+        create = gpu._create_all
+
+        def then_fails(layout: list[str]) -> None:
+            stub.extra = (f"fail call=nvmlDeviceGetGpuInstances uuid={GPU} code=15",)
+            stub.write()
+            create(layout)
+
+        monkeypatch.setattr(gpu, "_create_all", then_fails)
+        with pytest.raises(Refused, match="making 7g"):
+            gpu.change(["7g.80gb", "1g.10gb"])
+
+
+def test_a_slice_without_a_whole_compute_instance_is_not_made_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stub(tmp_path, board()).load():
+        gpu = opened()
+        gpu.change(FORMER)
+        full = gpu._compute_profiles
+        monkeypatch.setattr(gpu, "_compute_profiles", lambda at: [each for each in full(at) if each.sliceCount < 7])
+        with pytest.raises(Refused, match="no compute instance that has all of a slice 7g"):
+            gpu.change(["7g.80gb"])
+        assert gpu.layout() == FORMER
+
+
 def test_an_instance_without_its_slice_is_removed(tmp_path: Path) -> None:
     with Stub(tmp_path, board()).load():
         gpu = opened()

@@ -6,17 +6,37 @@ import asyncio
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moorage.worker.supervisor.checkpoint import AGAIN_S
-from moorage.worker.supervisor.protocol import EndMember
+from moorage.worker.supervisor.client import SupervisorRefused
+from moorage.worker.supervisor.protocol import EndMember, StartMember
 from tests.worker.supervisor_rig import Rig, arguments_of, poll, sh, with_rig
 
 
 @pytest.fixture(params=["cgroup", "walk"])
 def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return arguments_of(request.param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"checkpoint_signal": "SIGNONE", "checkpoint_before_s": 1.0}, "no such signal: SIGNONE"),
+        ({"checkpoint_signal": "SIGKILL", "checkpoint_before_s": 1.0}, "no process can take SIGKILL"),
+        ({"checkpoint_signal": "SIGUSR1"}, "needs checkpoint_before_s"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a duration"),
+    ],
+)
+def test_a_container_whose_end_cannot_be_is_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        with pytest.raises(SupervisorRefused, match=why):
+            await rig.client.contain(StartMember(key="k", argv=(), env={}, **fields), "0" * 64)
+        assert (await rig.client.list()).living == []
+
+    with_rig(tmp_path, (), scenario)
 
 
 @pytest.mark.slow

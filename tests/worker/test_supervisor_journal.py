@@ -1,6 +1,9 @@
 """What a supervisor leaves for the next one."""
 
+import errno
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -108,6 +111,38 @@ def test_a_member_that_nothing_can_tell_stays_unproven() -> None:
     assert former.drop("a")
     assert not former.drop("a")
     assert set(former.found) == set(former.waiting) == {"b"}
+
+
+def no_descriptors(*_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_an_end_is_told_though_another_member_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = starting("b", boot=boot_id(), marks=(b"MOORAGE_JOB=of no process",))
+    former = FormerMembers(
+        boot_id(), {"a": Left(starting=starting("a", boot="another"), pid=1), "b": Left(starting=marked)}
+    )
+    monkeypatch.setattr("moorage.worker.supervisor.former_members.descendants", no_descriptors)
+    assert [ended.key for ended in former.clear(5.0)] == ["a"]
+    assert set(former.waiting) == {"b"}
+    assert "Too many open files" in former.found["b"].message
+
+
+def test_members_that_were_not_searched_for_yet_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = starting("a", boot=boot_id(), marks=(b"MOORAGE_JOB=of no process",))
+    former = FormerMembers(boot_id(), {"a": Left(starting=marked)})
+    monkeypatch.setattr("moorage.worker.supervisor.former_members.scan_marks", no_descriptors)
+    with pytest.raises(OSError, match="Too many open files"):
+        former.clear(5.0)
+    assert set(former.found) == set(former.waiting) == {"a"}
+
+
+def test_a_member_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, [Running(key="a", pid=7)]).close()
+    left = read_journal(path)
+    Journal(path, records_of(left)).close()
+    assert read_journal(path) == left == {"a": Left(pid=7)}
 
 
 def test_only_legal_transitions_pass() -> None:

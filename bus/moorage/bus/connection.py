@@ -199,9 +199,8 @@ class Connection(Link):
             await asyncio.wait({draining}, timeout=DRAIN_TIMEOUT_S)
             await _end(draining)
         await self._drop(self._client)
-        self._connected.clear()
         self._move(State.CLOSED)
-        self.closed.set()
+        self._set_closed()
 
     def ask(
         self, answers: Answers, subject: str, payload: bytes, timeout_s: float

@@ -78,7 +78,10 @@ accounts {{
 
 
 class _Running(msgspec.Struct, frozen=True):
-    """The content of `server.json`: the server that was started last, which runs while the lock is held."""
+    """The content of `server.json`: the server that was started last, which runs while the lock is held.
+
+    There is none while a server starts.
+    """
 
     pid: int
     port: int
@@ -178,7 +181,7 @@ class EmbeddedServer:
 
     @classmethod
     def attach(cls, data_dir: Path | str) -> EmbeddedServer | None:
-        """Return the server that runs on this data folder, whichever process has started it; None if none runs."""
+        """Return the server that runs on this data folder, whichever process has started it; None if none is ready."""
         folder = Path(data_dir).absolute()
         if not _is_locked(folder):
             return None
@@ -201,8 +204,10 @@ class EmbeddedServer:
             self._reap()
             return
         try:
-            if self._process is None and not _is_locked(self.data_dir):
-                return  # it is gone, and its pid belongs to somebody else by now
+            if self._process is None:
+                running = self.attach(self.data_dir)
+                if running is None or running.pid != self.pid:
+                    return  # it is gone, and its pid may belong to another process by now
             signal.pidfd_send_signal(pidfd, with_signal)
             if not await _ends_within(pidfd, timeout_s):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -244,6 +249,7 @@ def _prepare(folder: Path) -> int:
     lock = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / "server.json").unlink(missing_ok=True)  # of an earlier server
         for name in ("ledger-password", "local-password"):
             if not (folder / name).exists():
                 replace_private(folder / name, secrets.token_hex(24))

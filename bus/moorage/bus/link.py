@@ -147,7 +147,10 @@ class Link:
     # -- within -------------------------------------------------------------------------------------------------
 
     async def _await_connected(self, subject: str, timeout_s: float) -> float:
-        """Wait until connected, and return what is left of `timeout_s`. Raises `RequestTimeout`."""
+        """Wait until connected, and return what is left of `timeout_s`.
+
+        Raises `RequestTimeout`, and `ConnectionClosed` as soon as this connection is closed.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
@@ -155,6 +158,8 @@ class Link:
                 await self._connected.wait()
         except TimeoutError:
             raise RequestTimeout(subject, timeout_s) from None
+        if self.closed.is_set():
+            raise ConnectionClosed(self.name)
         return max(deadline - loop.time(), 0.001)
 
     def _lost(self) -> None:
@@ -167,6 +172,11 @@ class Link:
     def _fail_waits(self) -> None:
         for table in self._tables:
             table.fail_all(lambda _: ConnectionClosed(self.name))
+
+    def _set_closed(self) -> None:
+        self.closed.set()
+        self._connected.set()  # wakes those that wait for a connection
+        self._connected.clear()
 
     def _report(self, error: BusError) -> None:
         if self._on_error is not None:

@@ -19,6 +19,7 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, JsError, wall_seconds
 from moorage.schemas.subjects import Subjects
+from moorage.schemas.unreadable import UNREADABLE
 
 CHUNK_BYTES: Final = 512 * 1024
 #: appends that are under way at a time
@@ -71,7 +72,7 @@ class ObjectStore:
     async def find(self, name: str) -> ObjectInfo | None:
         """Return the description of an object. Raises BusError.
 
-        None if there is no bucket, no object of that name, or its first piece has gone.
+        None if there is no bucket, no object of that name, no valid description of it, or its first piece has gone.
         """
         try:
             kept = await self._jetstream.get_last(self._stream, self._described(name))
@@ -79,10 +80,15 @@ class ObjectStore:
             if error.err_code == ERR_STREAM_NOT_FOUND:
                 return None
             raise
-        info = None if kept is None else _decode_info(kept.data)
-        if kept is None or info is None or info.deleted:
+        if kept is None:
             return None
-        begins = int(info.headers.get(_FIRST, ["0"])[0])
+        try:  # each client of the tenant can write a description
+            info = _decode_info(kept.data)
+            begins = int(info.headers.get(_FIRST, ["0"])[0])
+        except (*UNREADABLE, IndexError):
+            return None
+        if info.deleted or not 0 <= begins < kept.seq:
+            return None
         if begins:  # the oldest messages of a bucket go first, so that of an object its first piece is the first to go
             first = await self._jetstream.direct_get_batch(
                 self._stream, seq=begins, next_by_subject=self._pieces(info.nuid), batch=1

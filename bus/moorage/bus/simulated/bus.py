@@ -346,7 +346,7 @@ class SimulatedConnection(Link):
         self._move(State.CLOSED)
         self._fail_waits()
         self._cut()
-        self.closed.set()
+        self._set_closed()
 
     async def exchange(
         self,

@@ -287,7 +287,7 @@ class SupervisorLink:
                 log.warning(
                     "the supervisor is of an older release and still has jobs; it is replaced when the agent "
                     "starts while no job"
-                    " runs. Until then the supervisor ends no containers, and one of 0.2 does not warn jobs of an end"
+                    " runs. Until then one of 0.2 ends no containers and does not warn jobs of an end"
                 )
             return supervised
         except (SupervisorError, OSError) as error:  # no process or descriptor left, or a full disk

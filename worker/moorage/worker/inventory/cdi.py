@@ -173,6 +173,7 @@ def read_registry(where: Iterable[Path]) -> Registry:
     """
     devices: dict[str, tuple[Spec, SpecDevice]] = {}
     faults: list[str] = []
+    left_out = 0
     for folder in where:
         own: dict[str, tuple[Spec, SpecDevice]] = {}
         twice: dict[str, None] = {}
@@ -192,8 +193,12 @@ def read_registry(where: Iterable[Path]) -> Registry:
         for name, found in own.items():
             if name in twice:
                 devices.pop(name, None)
-            elif len(devices) < DEVICES_MAX:
+            elif name in devices or len(devices) < DEVICES_MAX:
                 devices[name] = found
+            else:
+                left_out += 1
+    if left_out:
+        faults.append(f"only the first {DEVICES_MAX} devices are used; {left_out} more are left out")
     return Registry(devices, tuple(faults))
 
 
@@ -214,7 +219,7 @@ def read_spec(path: Path) -> Spec:
     """Return a spec. Raises CdiError for one that cannot be used, OSError for one that cannot be read."""
     text = _text_of(path)
     try:
-        return parse(text) if path.suffix == ".json" else parse(msgspec.json.encode(_yaml(text)))
+        return parse(text) if path.suffix == ".json" else parse(_json_of(text))
     except RecursionError:
         raise CdiError("it is nested too deep") from None
 
@@ -235,8 +240,8 @@ def _text_of(path: Path) -> bytes:
     return text
 
 
-def _yaml(text: bytes) -> Any:
-    """Return the content of a YAML text.
+def _json_of(text: bytes) -> bytes:
+    """Return the content of a YAML text as JSON.
 
     Raises CdiError; aliases are refused, because a few lines could expand to billions.
     """
@@ -254,12 +259,12 @@ def _yaml(text: bytes) -> Any:
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
             raise CdiError("it has a YAML alias, and a spec needs none")
-        return yaml.load(text, Plain)
+        return msgspec.json.encode(yaml.load(text, Plain))
     except CdiError:
         raise
     except yaml.YAMLError as error:
         raise CdiError(f"no YAML: {error}") from None
-    except (ValueError, TypeError) as error:  # an invalid date, a key that is a list
+    except (ValueError, TypeError) as error:  # an invalid date, a key that is a list, true or null
         raise CdiError(str(error)) from None
 
 

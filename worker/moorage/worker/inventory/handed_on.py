@@ -157,7 +157,8 @@ class HandingInventory:
                 write_synced(self._folder / DEVICES_FILE, msgspec.json.encode(self._slots))
                 return await in_thread("passthrough", partial(self.passthrough.take, address, journal))
             except OSError as error:
-                raise NotHandedOn(f"{error.filename}: {error.strerror or error}") from None
+                named = f"{error.filename}: " if error.filename else ""
+                raise NotHandedOn(f"{named}{error.strerror or error}") from None
             finally:
                 if journal.exists():
                     self.away.add(address)

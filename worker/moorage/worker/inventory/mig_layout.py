@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from moorage.schemas.errors import Refused, refuse
@@ -61,14 +61,14 @@ def _refused_layout(text: str) -> Refused:
 class MigGpu:
     """A GPU that may be divided into MIG slices; `api` is pynvml, initialized.
 
-    Errors of NVML in reading or setting the MIG mode, and in destroying or making slices, are raised as Refused; errors
-    in listing profiles or slices are raised as NVMLError.
+    Errors of NVML are raised as Refused.
     """
 
     def __init__(self, api: Any, raw: Any) -> None:
         self._api = api
         self._raw = raw
-        self.profiles = {each.name: each for each in self._profiles()}
+        with self._refusing("listing the GPU's profiles"):
+            self.profiles = {each.name: each for each in self._profiles()}
 
     def check(self, layout: Sequence[str]) -> None:
         """Raise Refused for profiles that this GPU does not have, or more of a profile than it has room for."""
@@ -85,12 +85,13 @@ class MigGpu:
 
     def layout(self) -> list[str]:
         """Return the profiles of the GPU's slices now, sorted by name, without slices that have no compute instance."""
-        return sorted(
-            profile.name
-            for profile in self.profiles.values()
-            for instance in self._instances(profile)
-            if self._compute_instances(instance)
-        )
+        with self._refusing("listing the slices"):
+            return sorted(
+                profile.name
+                for profile in self.profiles.values()
+                for instance in self._instances(profile)
+                if self._compute_instances(instance)
+            )
 
     def change(self, layout: Sequence[str]) -> bool:
         """Destroy the GPU's slices and make these; return False, and change nothing, if the GPU has them already.
@@ -134,19 +135,16 @@ class MigGpu:
         return found
 
     def _is_on(self) -> bool:
-        try:
-            current, _ = self._api.nvmlDeviceGetMigMode(self._raw)
-        except self._api.NVMLError_NotSupported:
-            return False
-        except self._api.NVMLError as error:
-            self._refuse(error, "reading the MIG mode")
-        return bool(current == self._api.NVML_DEVICE_MIG_ENABLE)
+        with self._refusing("reading the MIG mode"):
+            try:
+                current, _ = self._api.nvmlDeviceGetMigMode(self._raw)
+            except self._api.NVMLError_NotSupported:
+                return False
+            return bool(current == self._api.NVML_DEVICE_MIG_ENABLE)
 
     def _switch(self, mode: int) -> None:
-        try:
+        with self._refusing("setting the MIG mode"):
             self._api.nvmlDeviceSetMigMode(self._raw, mode)
-        except self._api.NVMLError as error:
-            self._refuse(error, "setting the MIG mode")
         if self._is_on() != bool(mode):
             raise refuse(
                 "failed-precondition",
@@ -155,27 +153,24 @@ class MigGpu:
             )
 
     def _count(self) -> int:
-        return sum(len(self._instances(profile)) for profile in self.profiles.values())
+        with self._refusing("listing the slices"):
+            return sum(len(self._instances(profile)) for profile in self.profiles.values())
 
     def _destroy_all(self) -> None:
-        try:
+        with self._refusing("destroying the slices"):
             for profile in self.profiles.values():
                 for instance in self._instances(profile):
                     for compute in self._compute_instances(instance):
                         self._api.nvmlComputeInstanceDestroy(compute)
                     self._api.nvmlGpuInstanceDestroy(instance)
-        except self._api.NVMLError as error:
-            self._refuse(error, "destroying the slices")
 
     def _create_all(self, layout: Sequence[str]) -> None:
         """Make the largest slices first: the driver chooses the places, and a large slice fits in few."""
         api = self._api
-        try:
+        with self._refusing(f"making {','.join(layout)}"):
             for name in sorted(layout, key=lambda name: (-self.profiles[name].slices, name)):
                 instance = api.nvmlDeviceCreateGpuInstance(self._raw, self.profiles[name].id)
-                api.nvmlGpuInstanceCreateComputeInstance(instance, self._whole(instance, self.profiles[name].slices))
-        except api.NVMLError as error:
-            self._refuse(error, f"making {','.join(layout)}")
+                api.nvmlGpuInstanceCreateComputeInstance(instance, self._whole(instance, self.profiles[name]))
 
     def _restore(self, former: Sequence[str]) -> None:
         """Make the former slices again and ignore errors; a slice in use could not be destroyed, and is still there."""
@@ -184,9 +179,12 @@ class MigGpu:
         with contextlib.suppress(Refused):
             self._create_all(list((Counter(former) - Counter(self.layout())).elements()))
 
-    def _whole(self, instance: Any, slices: int) -> int:
+    def _whole(self, instance: Any, profile: Profile) -> int:
         """Return the id of the compute instance profile with all slices of a GPU instance; 0 if NVML lists none."""
-        return next((info.id for info in self._compute_profiles(instance) if info.sliceCount == slices), 0)
+        for info in self._compute_profiles(instance):
+            if info.sliceCount == profile.slices:
+                return int(info.id)
+        raise refuse("failed-precondition", f"NVML names no compute instance that has all of a slice {profile.name}")
 
     def _compute_profiles(self, instance: Any) -> list[Any]:
         api = self._api
@@ -216,6 +214,13 @@ class MigGpu:
             api.nvmlGpuInstanceGetComputeInstances(instance, info.id, room, ctypes.byref(count))
             found += [room[at] for at in range(count.value)]
         return found
+
+    @contextlib.contextmanager
+    def _refusing(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except self._api.NVMLError as error:
+            self._refuse(error, doing)
 
     def _refuse(self, error: Any, doing: str) -> NoReturn:
         api = self._api

@@ -156,26 +156,30 @@ class NvmlInventory:
         if self._closed:
             return
         self._closed = True
-        events = self._events
-        if events is not None:
-            events.stop()
-        # A call that has not returned still uses the library: then the end of the process closes it.
-        asked = [*(each.is_asked for each in self._questions), *(each.is_asked for each in self._holders)]
-        if self._handles and not any(asked):
+        if self._events is not None:
+            self._events.stop()
+        if self._handles:
+            self._shut_down_unused()
 
-            def shut_down() -> None:
-                if events is not None:
-                    events.join()
-                _ignore_errors(self._api, self._api.nvmlShutdown)
-                self._is_shut.set()
+    def _shut_down_unused(self) -> None:
+        """Shut NVML down, in a thread, once no call uses it; if one never returns, the end of the process does it."""
+        asked: list[Question[Any]] = [*self._questions, *self._holders]
+        pending = [each.pending for each in asked if each.pending is not None]
+        if pending:
+            asyncio.gather(*pending, return_exceptions=True).add_done_callback(lambda _: self._shut_down_unused())
+        else:
+            start_thread("nvml-shutdown", self._shut_down)
 
-            start_thread("nvml-shutdown", shut_down)
+    def _shut_down(self) -> None:
+        if self._events is not None:
+            self._events.join()
+        _ignore_errors(self._api, self._api.nvmlShutdown)
+        self._is_shut.set()
 
     async def closed(self) -> None:
         """Return once NVML is shut down; call `close` before.
 
-        Raises TimeoutError after `SHUT_DOWN_TIMEOUT_S` if a call did not return, or was in progress at `close`: then
-        NVML stays open until the process ends.
+        Raises TimeoutError after `SHUT_DOWN_TIMEOUT_S` if a call has not returned: then NVML stays open until it does.
         """
         if self._handles and not await in_thread("nvml-closed", partial(self._is_shut.wait, SHUT_DOWN_TIMEOUT_S)):
             raise TimeoutError

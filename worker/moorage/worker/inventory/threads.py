@@ -43,13 +43,13 @@ class Question(Generic[T]):
             return await asyncio.shield(self._flying)
 
     @property
-    def is_asked(self) -> bool:
-        """Whether an answer is pending now."""
-        return self._flying is not None and not self._flying.done()
+    def pending(self) -> asyncio.Future[T] | None:
+        """The future of the answer that is pending now; None if none is."""
+        return None if self._flying is None or self._flying.done() else self._flying
 
     async def fresh_answer(self) -> T:
         """Return the answer to a question asked from now on; a pending one may be older. Raises as `answer` does."""
-        if self.is_asked:
+        if self.pending is not None:
             try:
                 await self.answer()
             except Exception:  # from the older question; if its thread is stuck, the next line times out at once

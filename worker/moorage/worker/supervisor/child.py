@@ -73,16 +73,11 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
     environ = member.env if environ is None else environ
     _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
     _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
-    for name in ("grace_s", "timeout_s", "ends_in_s", "checkpoint_before_s"):
-        seconds = getattr(member, name)
-        _check(seconds is None or 0 <= seconds <= SECONDS_MAX, "request", f"{name} must be a duration in seconds")
+    check_end(member)
     _check(0 <= member.output_cap_bytes <= OUTPUT_CAP_BYTES_MAX, "request", "output_cap_bytes out of bounds")
     for name in ("cpu_milli", "memory_bytes"):
         amount = getattr(member, name)
         _check(amount is None or amount > 0, "request", f"{name} must be above 0")
-    if member.checkpoint_signal is not None:
-        signal_number(member.checkpoint_signal)
-        _check(member.checkpoint_before_s is not None, "request", "checkpoint_signal needs checkpoint_before_s")
     variables = []
     try:
         for name, value in environ.items():
@@ -141,6 +136,16 @@ def _told(text: bytes) -> str:
     line = in_one_line(text.decode(_ENCODING, "replace"))
     line = line if len(line) <= TOLD_CHARS_MAX else f"…{line[1 - TOLD_CHARS_MAX :]}"
     return f"'{line}'" if " " in line or not line else line
+
+
+def check_end(member: StartMember) -> None:
+    """Check what says when and how a member ends: its times and its checkpoint signal. Raises `StartRefused`."""
+    for name in ("grace_s", "timeout_s", "ends_in_s", "checkpoint_before_s"):
+        seconds = getattr(member, name)
+        _check(seconds is None or 0 <= seconds <= SECONDS_MAX, "request", f"{name} must be a duration in seconds")
+    if member.checkpoint_signal is not None:
+        signal_number(member.checkpoint_signal)
+        _check(member.checkpoint_before_s is not None, "request", "checkpoint_signal needs checkpoint_before_s")
 
 
 def signal_number(name: str) -> signal.Signals:

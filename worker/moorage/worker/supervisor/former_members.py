@@ -36,17 +36,20 @@ class FormerMembers:
 
     boot_id: str
     waiting: dict[str, Left]
-    found: dict[str, Unproven] = field(default_factory=dict)
+    found: dict[str, Unproven] = field(init=False)
     """Why processes of each waiting member may be left, as of the last pass."""
     removed: set[str] = field(default_factory=set)
     """The members whose container the engine has removed."""
     _seen: set[str] = field(default_factory=set)
     """The members of whose container a process was seen here."""
 
+    def __post_init__(self) -> None:
+        self.found = {key: Unproven(key=key, pids=(), message="not searched for yet") for key in self.waiting}
+
     def clear(self, now_boottime_s: float) -> list[Ended]:
         """Make one pass: kill what is left, and return the ends that are proven now. Does not block.
 
-        Raises `OSError` if processes cannot be read: call it again.
+        Raises `OSError`, with nothing done, if the processes cannot be listed: call it again.
         """
         ended: list[Ended] = []
         scan = self._scan()
@@ -59,10 +62,14 @@ class FormerMembers:
             if starting is None:
                 self._not_proven(key, (), "the journal has no start of it")
                 continue
-            if starting.container and starting.boot_id == self.boot_id:
-                proof = self._clear_container(key, left.pid, contained.get(starting.container, []))
-            else:
-                proof = self._prove(key, starting, left.pid, scan)
+            proof: Proof | None = None
+            try:
+                if starting.container and starting.boot_id == self.boot_id:
+                    proof = self._clear_container(key, left.pid, contained.get(starting.container, []))
+                else:
+                    proof = self._prove(key, starting, left.pid, scan)
+            except OSError as error:  # the ends of other members are returned all the same
+                self._not_proven(key, (), f"its processes cannot be read: {error.strerror or error}")
             if proof is None:
                 continue
             del self.waiting[key]

@@ -30,7 +30,7 @@ from moorage.system.proctree import (
     read_process,
 )
 from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers, takes
-from moorage.worker.supervisor.child import StartRefused, judge, signal_number
+from moorage.worker.supervisor.child import StartRefused, check_end, judge, signal_number
 from moorage.worker.supervisor.containers import LOOK_S_MAX, Containers, init_of, kill
 from moorage.worker.supervisor.journal import Over, Record, Running, Starting
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone
@@ -216,8 +216,10 @@ class Jobs:
     def contain(self, start: StartMember, container: str) -> None:
         """Take on a container that its engine is about to start. A known key is refused.
 
-        Raises `StartRefused` if nothing may start now, and `OSError` if the journal cannot be written.
+        Raises `StartRefused` if nothing may start now, or a time or signal is invalid, and `OSError` if the journal
+        cannot be written.
         """
+        check_end(start)
         if start.key in self.ended or start.key in self.members:
             raise StartRefused(errno.EEXIST, "known", f"the supervisor has started {start.key} before")
         if self.fenced:

@@ -164,8 +164,9 @@ def records_of(left: dict[str, Left]) -> list[Record]:
     for key, entry in left.items():
         if entry.ended is not None:
             records.append(Over(ended=entry.ended))
-        elif entry.starting is not None:
+            continue
+        if entry.starting is not None:
             records.append(entry.starting)
-            if entry.pid is not None:
-                records.append(Running(key=key, pid=entry.pid))
+        if entry.pid is not None:  # also without a readable start: the next supervisor must know of the member
+            records.append(Running(key=key, pid=entry.pid))
     return records

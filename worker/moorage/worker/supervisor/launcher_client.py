@@ -94,14 +94,17 @@ class Launcher:
         """
         if isinstance(asked, int):
             return asked
+        answer, why = b"", "the launcher process ended"
         try:
             answer = asked.recv(4)
+        except TimeoutError:
+            why = f"the launcher process did not answer within {ANSWER_S} s"
         except OSError:
-            answer = b""
+            pass
         if not answer:
             if asked is self._channel:
                 self.close()
-            raise LauncherGone("the launcher process ended")
+            raise LauncherGone(why)
         pid = int.from_bytes(answer, sys.byteorder, signed=True)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
