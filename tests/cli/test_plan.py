@@ -56,7 +56,7 @@ async def test_other_gpus_where_no_worker_could_ever_give_the_first(node: Node, 
     instead = ("--gpu", "1xZ9000", "--or-gpu", "9xH100", "--or-gpu", "1xH100@time-slice=10G", "--driver", "noop")
     ran = await node.run("submit", "--job", "i", *instead, "--", "exit", "0", tenant=unique)
     assert (ran.code, ran.out) == (0, "i\n"), ran.err
-    assert "no worker could ever give 1xZ9000; the job asks for 1xH100@time-slice=10G instead" in ran.err
+    assert "1xZ9000, or a limit refuses it; the job asks for 1xH100@time-slice=10G instead" in ran.err
     shown = await node.run("show", "i", "--json", tenant=unique)
     assert shown.frame["data"]["request"]["gpu"]["sharing"] == "time-slice"
     first = await node.run("plan", "--gpu", "1xZ9000", "--or-gpu", "9xH100", tenant=unique)
@@ -76,6 +76,10 @@ async def test_a_wish_that_only_waits_is_kept(node: Node, unique: str) -> None:
         never = client.request(["true"], "1xZ9000", fields={"on_no_match": "reject"})
         assert await client.first_possible([never, other]) == other
         assert await client.first_possible([never]) == never
+        await client.admin.limit(gpus=2, tenant=unique)
+        assert await client.first_possible([wish, other]) == other, "the limit refuses four GPUs, and not one"
+        assert await client.first_possible([wish]) == wish, "its submit says why it is refused"
+        await client.admin.limit(gpus=0, tenant=unique)
         with pytest.raises(Rejected, match="no request to choose from"):
             await client.first_possible([])
         for job in busy:

@@ -316,6 +316,39 @@ async def test_a_worker_that_is_cut_off_ends_its_job_before_another_gets_it() ->
         await until(lambda: _all_up(moorage), 60)
 
 
+@in_virtual_time
+async def test_a_job_whose_worker_was_lost_has_no_exit_code() -> None:
+    """A code 0 would be taken for success."""
+
+    async def train(_: Task) -> Ran:
+        await asyncio.sleep(1_000)
+        return Ran()
+
+    fleet = SimFleet("1xH100", script=train)
+    async with AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit(["x"], gpu=1, retries_on_lost=0)
+        await until_state(job, "RUNNING")
+        await fleet.kill_worker("sim-0000")
+        (result,) = await moorage.wait([job])
+        assert (result.state, result.code) == ("FAILED", None)
+        assert [change.code for change in result.changes if change.state == "FAILED"] == [None]
+        assert (await job.show())["code"] is None
+        assert (await moorage.ls())["jobs"][0]["code"] is None
+
+
+@in_virtual_time
+async def test_a_worker_that_is_cut_off_is_cut_off_from_a_later_scheduler_and_beside_others() -> None:
+    fleet = SimFleet("2x1xH100")
+    async with AsyncClient(transport=fleet) as moorage:
+        await until(lambda: _all_up(moorage), 60)
+        fleet.cut_off("sim-0000")
+        fleet.cut_off("sim-0001")
+        assert not fleet.network.reaches("sim-0000", "scheduler-1")
+        assert not fleet.network.reaches("sim-0001", "scheduler-2"), "one that comes later"
+        fleet.reconnect()
+        assert fleet.network.reaches("sim-0000", "scheduler-1")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_faults_of_the_network_lose_nothing(seed: int) -> None:
     network = FaultyNetwork(seed, drop=0.03, duplicate=0.03, reorder=0.05, delay_ms=(0.1, 20))

@@ -235,6 +235,23 @@ def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
     assert told() == "no such file", "of the attempt that ended; the other replica goes on"
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_what_an_operator_said_of_an_order_is_no_reason_for_the_end(released: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("j", gpu={})
+    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.order("hold", job="j", why="check")
+    if released:
+        drive.order("release", job="j", why="data is fine")
+    drive.order("priority", job="j", priority=90, why="boss")
+    drive.facts([("exited", "j", 0, 9, "exit"), ("freed", "j", 0, 0, "")])
+    assert drive.states("j") == ["FAILED"]
+    row = views.summary(drive.engine, drive.job("j"))
+    assert (row["why"], row["code"]) == ("", 9)
+    assert why(drive, "j")["why"] == "it ended by itself, with code 9"
+
+
 def test_every_reason_is_explained() -> None:
     assert all(reason.means and not reason.means.endswith(".") for reason in REASONS.values())
 

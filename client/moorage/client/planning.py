@@ -28,15 +28,22 @@ _NOT_OFFERED: Final = tuple(
 
 
 async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
-    """Return the first of these that some worker could run, now or later. Where none could: the first whose driver a
-    worker offers, as workers may come; else the first. Raises what `plan` raises."""
+    """Return the first of these that some worker could run, now or later, and that no limit of the tenant refuses.
+
+    If there is none: the first whose driver a worker offers, since workers may come; else the first. Raises what `plan`
+    raises.
+    """
     offered = None
     for request in requests:
         # a refusal would not say whether another request could run
         planned = (await plan(msgspec.structs.replace(request, on_no_match="wait"))).data
-        if planned["starts"] != "never":
+        if planned["starts"] not in ("never", "refused"):  # a limit of the tenant may refuse one of them alone
             return request
-        if offered is None and (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED:
+        if (
+            planned["starts"] == "never"
+            and offered is None
+            and (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED
+        ):
             offered = request
     return offered or requests[0]
 

@@ -252,7 +252,8 @@ async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: 
     chosen = await first_possible(plan, choices)
     at = choices.index(chosen) // len(drivers_of(flags))
     if at and flags.or_gpu:
-        say(f"no worker could ever give {flags.gpu}; the job asks for {flags.or_gpu[at - 1]} instead")
+        instead = flags.or_gpu[at - 1]
+        say(f"no worker could ever give {flags.gpu}, or a limit refuses it; the job asks for {instead} instead")
     return chosen
 
 

@@ -117,7 +117,14 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "simulated": any(change.worker in simulated for change in ran),
         "code": _code(found.state, [(change.state, change.attempt, change.code or 0) for change in ran]),
         "why": next(
-            iter(standing_reasons((each.replica, each.state == "PLACED", each.why) for each in reversed(changes))), ""
+            iter(
+                standing_reasons(
+                    (each.replica, each.state == "PLACED", each.why)
+                    for each in reversed(changes)
+                    if each.state in STATES  # and no operator's order
+                )
+            ),
+            "",
         ),
         "changes": msgspec.to_builtins(changes[-fit:]),
     }
