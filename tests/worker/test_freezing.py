@@ -319,3 +319,32 @@ async def test_what_the_journal_cannot_say_is_frozen_runs_on(scene: Scene, monke
     outcome, why = await scene.freeze()
     assert (outcome, "No space left" in why) == ("running", True)
     assert not scene.file.exists()
+
+
+async def test_what_was_resumed_is_not_frozen_to_the_next_agent_where_the_journal_could_not_say_so(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest would get the devices of a job that runs."""
+
+    def full(freezer: Freezer) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    scene.hold(2)
+    assert await scene.freeze() == ("frozen", "")
+    with monkeypatch.context() as patched:
+        patched.setattr(Freezer, "_write", full)
+        assert await scene.freezer.resume(NAME) == ("running", "")
+    assert scene.file.exists()
+    assert await scene.another().open([NAME]) == (set(), {})
+    assert scene.states() == [cuda.RUNNING] * 2
+    assert not scene.file.exists()
+
+
+async def test_what_the_driver_cannot_tell_of_stays_frozen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.hold()
+    await scene.freeze()
+    scene.fail("checkpoint-fail call=GetState code=999")
+    assert await scene.another().open([NAME]) == ({NAME}, {})
+    monkeypatch.setattr(cuda, "LIBRARY", "libnothing.so")
+    assert await scene.another().open([NAME]) == ({NAME}, {})
+    assert scene.file.exists()

@@ -1,8 +1,8 @@
 """Freeze the processes of attempts, and remember across restarts of the agent which ones are frozen.
 
 Before the first call a file says which processes are about to be frozen. An agent that finds them there after a crash
-resumes them, and the leader asks again. What is frozen stays so: only the driver knows where its memory is, and NVML
-does not list such a process.
+resumes them, and the leader asks again. What is frozen stays so, if the driver says that it is: the file may list what
+was resumed since. Only the driver knows where its memory is, and NVML does not list such a process.
 """
 
 from __future__ import annotations
@@ -64,18 +64,22 @@ class Freezer:
         self._library = cuda.LIBRARY
 
     async def open(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
-        """Take over from an earlier agent: resume the `living` attempts that it was about to freeze.
+        """Take over from an earlier agent: resume the `living` attempts that it was about to freeze, or to resume.
 
         Return the attempts that are frozen, and for each one that can neither run on nor be frozen the reason. Attempts
-        that are not among the `living` are forgotten. Raises OSError if the record cannot be written.
+        that are not among the `living` are forgotten.
         """
         self._entries = {entry.name: entry for entry in self._read() if entry.name in living}
         broken: dict[MemberName, str] = {}
-        for entry in [entry for entry in self._entries.values() if not entry.done]:
-            outcome, why = await self._help("resume", entry.processes, OPEN_S)
+        for entry in list(self._entries.values()):
+            if entry.done:  # it may have been resumed since: ask the driver
+                outcome, why = await self._run("look", entry.processes, OPEN_S) or ("frozen", "")
+            else:
+                outcome, why = await self._help("resume", entry.processes, OPEN_S)
             if outcome == "broken":
                 broken[entry.name] = why
-            del self._entries[entry.name]
+            if outcome != "frozen":
+                del self._entries[entry.name]
         self._write()
         return set(self._entries), broken
 
@@ -145,7 +149,7 @@ class Freezer:
     async def _run(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str] | None:
         """Run one helper and return its answer; None if it gives none in time.
 
-        If it cannot start, the answer is that the processes stay as they are: "running" or "broken".
+        If it cannot start, the processes stay as they are, and the answer is that of `cuda.UNDONE`.
         """
         asked = {
             "do": act,
@@ -159,7 +163,7 @@ class Freezer:
                 sys.executable, "-m", cuda.__name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
         except OSError as error:
-            return ("running" if act == "freeze" else "broken"), f"no helper can start: {error.strerror or error}"
+            return cuda.UNDONE[act], f"no helper can start: {error.strerror or error}"
         try:
             said, _ = await asyncio.wait_for(helper.communicate(json.dumps(asked).encode()), seconds)
             found = json.loads(said)
@@ -182,7 +186,7 @@ class Freezer:
             return []
 
     def _note(self) -> None:
-        """Write the record after an attempt was forgotten. If that fails, log it: the file still lists the attempt."""
+        """Write the record after an attempt was forgotten. If that fails, log it: the next agent asks the driver."""
         try:
             self._write()
         except OSError as error:
