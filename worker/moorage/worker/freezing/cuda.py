@@ -1,15 +1,16 @@
 """Freeze or resume processes by the CUDA driver, as a helper process: `python -m moorage.worker.freezing.cuda`.
 
 It is a process of its own since each call waits for a GPU, and may wait for ever. It reads one JSON object: `do`
-(freeze, resume or look), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`, since the
-helper of an agent that was killed goes on. It writes one back: `state`, an `Outcome`, and `why`. What it does depends
-on the state in which it finds each process, so it can be run again after it was killed.
+(a key of `_ACTS`), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`, since the helper
+of an agent that was killed goes on. It writes one back: `state`, an `Outcome`, and `why`. What it does depends on the
+state in which it finds each process, so it can be run again after it was killed.
 
 All processes are locked, then all are checkpointed: from the lock on none starts work on the GPU. What fails is undone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -41,7 +42,12 @@ ARGUMENT_BYTES: Final = 64
 #: the result for the processes: all are frozen, all run, or at least one can neither run on nor be frozen
 Outcome = Literal["frozen", "running", "broken"]
 #: by what a helper is to do: the result for processes that stay as they are, because it cannot begin
-UNDONE: Final[dict[str, Outcome]] = {"freeze": "running", "resume": "broken", "look": "frozen"}
+UNDONE: Final[dict[str, Outcome]] = {
+    "freeze": "running",
+    "resume": "broken",
+    "resume-known": "running",
+    "look": "frozen",
+}
 
 
 class CallFailed(Exception):
@@ -139,6 +145,16 @@ def look(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str
     return resume(cuda, processes)
 
 
+def resume_known(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
+    """Resume those of the processes that the driver knows. The others do not use CUDA."""
+    known = []
+    for pid, ticks in processes:
+        with contextlib.suppress(CallFailed):
+            cuda.state(pid)
+            known.append((pid, ticks))
+    return resume(cuda, known)
+
+
 def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
     """Let all of these processes run on, without those that have ended.
 
@@ -184,7 +200,7 @@ def _living(processes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def carry_out(asked: Mapping[str, Any]) -> tuple[Outcome, str]:
-    """Freeze, resume or look at the processes as asked, and return the result.
+    """Do as asked with the processes, and return the result.
 
     Without a driver that can freeze, they stay as they are, and the result is that of `UNDONE`.
     """
@@ -199,6 +215,7 @@ def carry_out(asked: Mapping[str, Any]) -> tuple[Outcome, str]:
 _ACTS: Final[dict[str, Callable[[Cuda, Sequence[tuple[int, int]]], tuple[Outcome, str]]]] = {
     "freeze": freeze,
     "resume": resume,
+    "resume-known": resume_known,
     "look": look,
 }
 
