@@ -26,7 +26,7 @@ from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.leases import returning
 from moorage.worker.leases import server as lease_server
-from moorage.worker.leases.client import AskedBack, LeaseRefused, borrow, recall
+from moorage.worker.leases.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
@@ -339,6 +339,15 @@ async def test_a_callback_that_raises_hides_no_lost_lease(caplog: pytest.LogCapt
             await w.server.close()
             await until(lambda: lease.lost, what="the holder learns that the agent is gone")
         assert [record.exc_text is not None for record in caplog.records if "raised" in record.message] == [True, True]
+
+
+async def test_a_task_that_waits_for_the_lease_to_be_asked_back_goes_on_once_it_is_given_back() -> None:
+    async with lender("1xH100") as w, asyncio.timeout(30):
+        async with borrow(w.path) as lease:
+            waits = asyncio.create_task(lease.wait_asked_back())
+        assert (await waits).reason == GIVEN_BACK
+        assert (await lease.wait_asked_back()).left_s == 0
+        assert (lease.asked_back, lease.lost) == (None, False)
 
 
 async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:

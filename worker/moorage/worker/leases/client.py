@@ -34,6 +34,8 @@ RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0
 #: why a lease was lost: the connection to the agent ended, because the agent stopped or restarted
 AGENT_GONE: Final = "agent-gone"
+#: what `wait_asked_back` returns as the reason once the holder itself has given the lease back
+GIVEN_BACK: Final = "given-back"
 
 log = logging.getLogger("moorage.worker")
 
@@ -112,11 +114,10 @@ class BorrowedLease:
     async def wait_asked_back(self) -> AskedBack:
         """Wait until the lease is asked back or lost, and return the latest request; at once if there is one already.
 
-        If the lease is given back first, this waits forever.
+        If the lease is given back first, the reason is `GIVEN_BACK`.
         """
         await self._news.wait()
-        assert self.asked_back is not None
-        return self.asked_back
+        return self.asked_back or AskedBack(GIVEN_BACK, boottime_s())
 
     async def give_back(self) -> None:
         """Give the devices back, and wait at most `RETURN_S_MAX` seconds for the agent's answer. Raises no error.
@@ -126,6 +127,7 @@ class BorrowedLease:
         if self._over:
             return
         self._over = True
+        self._news.set()
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(RETURN_S_MAX):
                 self._writer.write(frame(protocol.GiveBack()))
