@@ -360,6 +360,25 @@ async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pyte
         assert [holder.asked_back for holder in w.server.holders] == [None]
 
 
+async def test_a_drain_that_is_taken_back_is_taken_back_from_the_holders_too_and_no_recall_with_it() -> None:
+    async with lender("2xH100") as w, borrow(w.path) as lease:
+        w.server.drain(True)
+        assert (await lease.wait_asked_back()).reason == lease_server.DRAINED
+        w.server.drain(False)
+        await until(lambda: lease.asked_back is None, what="the holder may keep its device")
+        waits = asyncio.create_task(lease.wait_asked_back())
+        assert w.server.ask_back("maintenance at 5", 7200.0) == 1
+        assert (await waits).reason == "maintenance at 5"
+        w.server.drain(True)
+        await until(lambda: "drained" in str(lease.asked_back), what="the drain is earlier")
+        w.server.drain(False)
+        await until(lambda: "maintenance" in str(lease.asked_back), what="the recall is left")
+        [held] = w.server.holders
+        assert held.asked_back is not None
+        assert held.overdue is not None
+        assert not held.overdue.cancelled()
+
+
 async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lender("1xH100") as w:
         look, broken = w.inventory.memory_is_free, asyncio.Event()

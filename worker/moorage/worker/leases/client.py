@@ -92,6 +92,7 @@ class BorrowedLease:
             granted.devices, granted.mode, spec, simulated=granted.simulated
         )
         self._on_asked_back = on_asked_back
+        #: the latest request to give back; None again if it is withdrawn, as when a drain ends
         self.asked_back: AskedBack | None = None
         self._writer = writer
         self._news = asyncio.Event()
@@ -116,7 +117,8 @@ class BorrowedLease:
 
         If the lease is given back first, the reason is `GIVEN_BACK`.
         """
-        await self._news.wait()
+        while self.asked_back is None and not self._over:
+            await self._news.wait()
         return self.asked_back or AskedBack(GIVEN_BACK, boottime_s())
 
     async def give_back(self) -> None:
@@ -143,7 +145,11 @@ class BorrowedLease:
             except FrameRefused:
                 answer = None
             if isinstance(answer, protocol.AskedBack):
-                self._told(AskedBack(answer.reason, answer.deadline_boottime_s))
+                if answer.deadline_boottime_s == protocol.NEVER_S:
+                    self.asked_back = None
+                    self._news.clear()
+                else:
+                    self._told(AskedBack(answer.reason, answer.deadline_boottime_s))
             elif isinstance(answer, protocol.Returned):
                 return
             else:
