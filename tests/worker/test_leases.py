@@ -443,6 +443,32 @@ async def test_a_live_agent_s_socket_is_not_taken_over() -> None:
         await again.close()
 
 
+async def test_an_agent_that_accepts_nothing_blocks_neither_borrowers_nor_the_next_agent() -> None:
+    """As one that got SIGSTOP: the kernel has only so many connections wait for it."""
+    with tempfile.TemporaryDirectory(prefix="moorage-lease-") as folder, contextlib.ExitStack() as opened:
+        path = Path(folder) / SOCKET_NAME
+        stopped = opened.enter_context(socket.socket(socket.AF_UNIX))
+        stopped.bind(str(path))
+        stopped.listen(0)
+        waits = opened.enter_context(socket.socket(socket.AF_UNIX))
+        waits.setblocking(False)
+        waits.connect(str(path))
+        with pytest.raises(TimeoutError):
+            async with borrow(path, timeout_s=0.1):
+                pass
+        inventory = SimulatedInventory(simulated_hosts("1xH100")[0])
+        with pytest.raises(OSError, match="another agent lends"):
+            await LeaseServer("w1", GpuPool(inventory.devices()), inventory).open(path)
+        late = asyncio.create_task(_uuids(path, "1x"))
+        stopped.setblocking(False)
+        accepted, _ = await asyncio.get_running_loop().sock_accept(stopped)
+        accepted.close()
+        second, _ = await asyncio.get_running_loop().sock_accept(stopped)
+        second.close()
+        with pytest.raises(LeaseRefused, match="the agent closed the connection"):
+            await late
+
+
 async def test_a_borrower_is_in_line_with_placements(nats_url: str, unique: str) -> None:
     def place(job: str, fence: int, *argv: str) -> Place:
         body = encode({"gpu": {}, "run": {"driver": "noop", "argv": list(argv)}})

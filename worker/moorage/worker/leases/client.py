@@ -32,6 +32,8 @@ from moorage.worker.leases.protocol import FrameRefused, frame, read_answer
 
 RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0
+#: the pause before the next try to connect to an agent whose queue of connections is full
+CONNECT_AGAIN_S: Final = 0.05
 #: why a lease was lost: the connection to the agent ended, because the agent stopped or restarted
 AGENT_GONE: Final = "agent-gone"
 #: what `wait_asked_back` returns as the reason once the holder itself has given the lease back
@@ -193,10 +195,8 @@ async def borrow(
     this host lacks what the shared mode needs, ValueError for a bad token, and TimeoutError after `timeout_s`.
     """
     spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
-    reader, writer = await _connect(Path(path))
+    answer, reader, writer = await _ask(Path(path), protocol.Borrow(spec, purpose), timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
-            answer = await _ask(reader, writer, protocol.Borrow(spec, purpose))
         if not isinstance(answer, protocol.Granted):
             raise LeaseRefused(_problem_of(answer))
         lease = BorrowedLease(answer, spec, reader, writer, on_asked_back)
@@ -215,25 +215,27 @@ async def recall(path: Path | str, reason: str, within_s: float, pid: int | None
     agent's own user and root may do this. Raises LeaseRefused (no agent there, not permitted), and TimeoutError if the
     agent does not answer.
     """
-    reader, writer = await _connect(Path(path))
-    try:
-        async with asyncio.timeout(ANSWER_S_MAX):
-            answer = await _ask(reader, writer, protocol.Recall(reason, within_s, pid))
-        if not isinstance(answer, protocol.Recalled):
-            raise LeaseRefused(_problem_of(answer))
-        return answer.leases
-    finally:
-        writer.close()
+    answer, _, writer = await _ask(Path(path), protocol.Recall(reason, within_s, pid), ANSWER_S_MAX)
+    writer.close()
+    if not isinstance(answer, protocol.Recalled):
+        raise LeaseRefused(_problem_of(answer))
+    return answer.leases
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.setblocking(False)
     try:
-        with open_folder(path.parent) as folder:
-            # the socket is on this host, so connecting succeeds or fails at once
-            peer.connect(f"{folder}/{path.name}")
-        peer.setblocking(False)
-        return await asyncio.open_unix_connection(sock=peer)
+        while True:
+            try:
+                with open_folder(path.parent) as folder:
+                    peer.connect(f"{folder}/{path.name}")
+                return await asyncio.open_unix_connection(sock=peer)
+            except BlockingIOError:  # the listener's queue is full: the agent is busy or stopped
+                await asyncio.sleep(CONNECT_AGAIN_S)
+    except asyncio.CancelledError:
+        peer.close()
+        raise
     except OSError as error:
         peer.close()
         raise LeaseRefused(
@@ -248,6 +250,19 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 async def _ask(
+    path: Path, request: protocol.Request, timeout_s: float | None
+) -> tuple[protocol.Answer | None, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect, send a request, and return the answer with the connection. Raises LeaseRefused and TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await _connect(path)
+        try:
+            return await _answer(reader, writer, request), reader, writer
+        except BaseException:
+            writer.close()
+            raise
+
+
+async def _answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: protocol.Request
 ) -> protocol.Answer | None:
     try:

@@ -54,6 +54,7 @@ def listen_alone(path: Path, gid: int | None) -> socket.socket:
     agent listens there.
     """
     with open_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(f"{folder}/{path.name}") == 0:
+        probe.setblocking(False)
+        if probe.connect_ex(f"{folder}/{path.name}") in (0, errno.EAGAIN):  # EAGAIN: its queue of connections is full
             raise OSError(errno.EADDRINUSE, "another agent lends from this socket", str(path))
     return listen(path, gid)
