@@ -243,7 +243,7 @@ def keep_devices(plan: Plan) -> int | None:
     try:
         descriptor = lock(Path(plan.lock))
     except OSError as error:
-        raise NotUp(f"{plan.lock}: {error.strerror}") from None
+        raise NotUp(f"the lock of its GPU, {plan.lock}, cannot be taken: {error.strerror or error}") from None
     passthrough = Passthrough(Path(plan.root))
     if descriptor is None or not all(map(passthrough.is_handed_on, plan.devices)):
         raise NotUp(f"the GPU {plan.devices[0]} does not belong to this VM")
