@@ -24,7 +24,7 @@ from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from moorage.worker.leases import returning
+from moorage.worker.leases import peer, returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.holder import Holder
@@ -424,6 +424,23 @@ async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkey
         assert refused.value.code == "queue-full"
         assert w.taken() == [0]
         assert lease.asked_back is None
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.EMFILE, "Too many open files"), (errno.ESRCH, "does not see this process")]
+)
+async def test_a_process_that_the_agent_cannot_watch_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    def fails(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", fails)
+    monkeypatch.setattr(peer, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
+    async with lender("1xH100") as w:
+        with pytest.raises(LeaseRefused, match=said):
+            async with borrow(w.path):
+                pass
 
 
 async def test_a_live_agent_s_socket_is_not_taken_over() -> None:

@@ -251,10 +251,16 @@ class LeaseServer:
             elif (pidfd := open_pidfd(peer, pid)) >= 0:
                 self._holders.add(holder)
                 await self._serve(holder, reader, watch(pidfd))
+            else:
+                holder.say(_refusal("the agent does not see this process: it is in another PID namespace, or gone"))
+                await _heard(reader)
         except (FrameRefused, MoorageError) as error:
             holder.say(error.problem if isinstance(error, MoorageError) else _refusal(str(error)))
         except ConnectionError:
             pass
+        except OSError as error:
+            holder.say(_refusal(f"the agent cannot watch this process: {error.strerror or error}"))
+            await _heard(reader)
         finally:
             self._holders.discard(holder)
             if pidfd >= 0:
