@@ -173,7 +173,7 @@ class LeaseServer:
     def drain(self, draining: bool) -> None:
         """With True, lend nothing more and ask for all leases within `DRAIN_S`. With False, end that: lend again.
 
-        Then the deadlines of the drain have no effect any more, and holders are told so; what was asked back for
+        Then the deadlines of the drain have no effect any more, and holders get a message; what was asked back for
         another reason stays so. Does nothing if the server lends nothing for another reason.
         """
         if draining and not self._closing:
