@@ -11,7 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.schemas.errors import refuse
 from moorage.schemas.frames import End
+from moorage.schemas.job import Request
+from moorage.worker import restoring
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.inventory.simulated import SimulatedInventory
@@ -142,6 +145,44 @@ async def test_a_device_that_moved_is_in_use_again_once_the_memory_of_what_ran_t
             await leader.want("w1", place(late, body("true"), (1,)))
             await leader.heard("w1", "freed", late)
             assert seat.kinds(late)[0] == "claimed"
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_job_whose_request_cannot_be_read_ends_before_the_join_and_its_device_is_closed_until_seen_free(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """A newer release started it. It ran on unlisted, and its device was free for the next job."""
+    kept = {1}
+    look = SimulatedInventory.memory_is_free
+
+    async def memory_is_free(inventory: SimulatedInventory, slot: int) -> bool:
+        return slot not in kept and await look(inventory, slot)
+
+    def refused(data: bytes) -> Request:
+        raise refuse("unknown-version", "a request of a newer release")
+
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        settings = settings_of(state, unique)
+        name = name_of()
+        async with running(settings, nats_url):
+            await leader.joined("w1")
+            await leader.want("w1", place(name, sleeper(tmp_path / "pid"), (1,)))
+            pid = await pid_of(tmp_path / "pid")
+        alive_at_join: list[bool] = []
+        leader.on_join = lambda join: alive_at_join.append(is_alive(pid))
+        monkeypatch.setattr(SimulatedInventory, "memory_is_free", memory_is_free)
+        if not reads:
+            monkeypatch.setattr(restoring, "decode_request", refused)
+        async with running(settings, nats_url) as agent:
+            seat = await leader.joined("w1", joins=2)
+            assert alive_at_join == [reads]
+            assert [each.job for each in seat.joins[-1].holding] == ["a"] * reads
+            if not reads:
+                await leader.heard("w1", "freed", name)
+                assert seat.kinds(name)[-2:] == ["exited", "freed"]
+                assert agent.pool.busy_slots() == [1]
+                kept.clear()
+                await until(lambda: not agent.pool.busy_slots(), what="the device is in use again")
 
 
 def test_slots_are_the_same_where_they_show_the_same_device() -> None:

@@ -72,6 +72,27 @@ async def test_what_is_changed_is_in_the_file_before_it_is_changed(tmp_path: Pat
         inventory.close()
 
 
+async def test_where_some_gpus_are_changed_the_log_does_not_say_that_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = ComputeModes._write
+
+    def full(modes: ComputeModes) -> None:
+        if modes._changed.lengths:
+            raise ModeFault("no space left")
+        write(modes)
+
+    monkeypatch.setattr(ComputeModes, "_write", full)
+    with Stub(tmp_path / "stub", exclusive(), Board(OTHER)).load():
+        inventory, modes = await open_nvml(), Modes(tmp_path)
+        await modes.made(length="short").open(BOTH, has_mps=False)
+        assert mode_of(GPU) == DEFAULT
+        inventory.close()
+    assert [line for line in caplog.messages if "no space left" in line] == [
+        "not all GPUs have the compute mode and the time slices that they should have: no space left"
+    ]
+
+
 async def test_a_worker_that_does_not_share_changes_nothing(tmp_path: Path) -> None:
     with Stub(tmp_path / "stub", exclusive(), Board(OTHER)).load():
         inventory, modes = await open_nvml(), Modes(tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.system.proctree import read_process
+from moorage.system.proctree import MARK_NAMES, read_process
 from moorage.worker.freezing import cuda, freezer
 from moorage.worker.freezing.freezer import Freezer
 from moorage.worker.inventory.base import HeldUnknown
@@ -53,7 +53,8 @@ class Scene:
         for _ in range(count):
             child = subprocess.Popen(
                 [sys.executable, "-IS", "-c", HOLD],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.stub.environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=self.stub.environment | dict(zip(MARK_NAMES, map(str, NAME), strict=True)),
             )  # fmt: skip
             self.children.append(child)
             assert child.stdout is not None
@@ -206,9 +207,36 @@ async def test_an_attempt_that_is_over_is_forgotten(scene: Scene) -> None:
     assert not scene.file.exists()
 
 
-async def test_a_broken_file_tells_nothing_and_stops_nothing(scene: Scene) -> None:
+async def test_where_the_file_is_damaged_what_is_frozen_is_resumed_and_the_file_kept(scene: Scene) -> None:
+    """It stayed frozen for ever: as a job that runs, it was never resumed."""
+    scene.hold(2)
+    await scene.freeze()
     scene.file.write_bytes(b"[[")
-    assert await scene.freezer.open([NAME]) == (set(), {})
+    assert await scene.another().open([NAME]) == (set(), {})
+    assert scene.states() == [cuda.RUNNING] * 2
+    assert not scene.file.exists()
+    assert scene.file.with_name("frozen.json.damaged").read_bytes() == b"[["
+
+
+async def test_where_the_file_is_damaged_a_job_that_cannot_be_resumed_is_told_and_one_without_cuda_runs_on(
+    scene: Scene,
+) -> None:
+    (pid,) = scene.hold()
+    await scene.freeze()
+    scene.file.write_bytes(b"[[")
+    scene.fail(f"checkpoint-fail call=Restore code=2 pid={pid}")
+    frozen, broken = await scene.another().open([NAME])
+    assert (frozen, list(broken)) == (set(), [NAME])
+    scene.file.write_bytes(b"[[")
+    scene.fail(f"checkpoint-fail call=GetState code=201 pid={pid}")
+    assert await scene.another().open([NAME]) == (set(), {})
+
+
+async def test_a_full_disk_stops_no_start(scene: Scene) -> None:
+    scene.hold()
+    await scene.freeze()
+    scene.file.with_name("frozen.json.new").mkdir()
+    assert await scene.another().open([NAME]) == ({NAME}, {})
 
 
 async def test_a_process_that_took_a_pid_over_is_left_alone(scene: Scene) -> None:
@@ -319,3 +347,32 @@ async def test_what_the_journal_cannot_say_is_frozen_runs_on(scene: Scene, monke
     outcome, why = await scene.freeze()
     assert (outcome, "No space left" in why) == ("running", True)
     assert not scene.file.exists()
+
+
+async def test_what_was_resumed_is_not_frozen_to_the_next_agent_where_the_journal_could_not_say_so(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest would get the devices of a job that runs."""
+
+    def full(freezer: Freezer) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    scene.hold(2)
+    assert await scene.freeze() == ("frozen", "")
+    with monkeypatch.context() as patched:
+        patched.setattr(Freezer, "_write", full)
+        assert await scene.freezer.resume(NAME) == ("running", "")
+    assert scene.file.exists()
+    assert await scene.another().open([NAME]) == (set(), {})
+    assert scene.states() == [cuda.RUNNING] * 2
+    assert not scene.file.exists()
+
+
+async def test_what_the_driver_cannot_tell_of_stays_frozen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.hold()
+    await scene.freeze()
+    scene.fail("checkpoint-fail call=GetState code=999")
+    assert await scene.another().open([NAME]) == ({NAME}, {})
+    monkeypatch.setattr(cuda, "LIBRARY", "libnothing.so")
+    assert await scene.another().open([NAME]) == ({NAME}, {})
+    assert scene.file.exists()

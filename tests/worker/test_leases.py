@@ -24,9 +24,9 @@ from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from moorage.worker.leases import returning
+from moorage.worker.leases import peer, returning
 from moorage.worker.leases import server as lease_server
-from moorage.worker.leases.client import AskedBack, LeaseRefused, borrow, recall
+from moorage.worker.leases.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
@@ -341,6 +341,15 @@ async def test_a_callback_that_raises_hides_no_lost_lease(caplog: pytest.LogCapt
         assert [record.exc_text is not None for record in caplog.records if "raised" in record.message] == [True, True]
 
 
+async def test_a_task_that_waits_for_the_lease_to_be_asked_back_goes_on_once_it_is_given_back() -> None:
+    async with lender("1xH100") as w, asyncio.timeout(30):
+        async with borrow(w.path) as lease:
+            waits = asyncio.create_task(lease.wait_asked_back())
+        assert (await waits).reason == GIVEN_BACK
+        assert (await lease.wait_asked_back()).left_s == 0
+        assert (lease.asked_back, lease.lost) == (None, False)
+
+
 async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_server, "DRAIN_S", 0.0)
     async with lender("1xH100") as w, borrow(w.path):
@@ -349,6 +358,25 @@ async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pyte
         w.server.drain(False)
         assert not w.quarantined()
         assert [holder.asked_back for holder in w.server.holders] == [None]
+
+
+async def test_a_drain_that_is_taken_back_is_taken_back_from_the_holders_too_and_no_recall_with_it() -> None:
+    async with lender("2xH100") as w, borrow(w.path) as lease:
+        w.server.drain(True)
+        assert (await lease.wait_asked_back()).reason == lease_server.DRAINED
+        w.server.drain(False)
+        await until(lambda: lease.asked_back is None, what="the holder may keep its device")
+        waits = asyncio.create_task(lease.wait_asked_back())
+        assert w.server.ask_back("maintenance at 5", 7200.0) == 1
+        assert (await waits).reason == "maintenance at 5"
+        w.server.drain(True)
+        await until(lambda: "drained" in str(lease.asked_back), what="the drain is earlier")
+        w.server.drain(False)
+        await until(lambda: "maintenance" in str(lease.asked_back), what="the recall is left")
+        [held] = w.server.holders
+        assert held.asked_back is not None
+        assert held.overdue is not None
+        assert not held.overdue.cancelled()
 
 
 async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,6 +426,23 @@ async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkey
         assert lease.asked_back is None
 
 
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.EMFILE, "Too many open files"), (errno.ESRCH, "does not see this process")]
+)
+async def test_a_process_that_the_agent_cannot_watch_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    def fails(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", fails)
+    monkeypatch.setattr(peer, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
+    async with lender("1xH100") as w:
+        with pytest.raises(LeaseRefused, match=said):
+            async with borrow(w.path):
+                pass
+
+
 async def test_a_live_agent_s_socket_is_not_taken_over() -> None:
     async with lender("1xH100") as w:
         second = LeaseServer("w2", w.pool, w.inventory)
@@ -413,6 +458,32 @@ async def test_a_live_agent_s_socket_is_not_taken_over() -> None:
         async with borrow(path):
             pass
         await again.close()
+
+
+async def test_an_agent_that_accepts_nothing_blocks_neither_borrowers_nor_the_next_agent() -> None:
+    """As one that got SIGSTOP: the kernel has only so many connections wait for it."""
+    with tempfile.TemporaryDirectory(prefix="moorage-lease-") as folder, contextlib.ExitStack() as opened:
+        path = Path(folder) / SOCKET_NAME
+        stopped = opened.enter_context(socket.socket(socket.AF_UNIX))
+        stopped.bind(str(path))
+        stopped.listen(0)
+        waits = opened.enter_context(socket.socket(socket.AF_UNIX))
+        waits.setblocking(False)
+        waits.connect(str(path))
+        with pytest.raises(TimeoutError):
+            async with borrow(path, timeout_s=0.1):
+                pass
+        inventory = SimulatedInventory(simulated_hosts("1xH100")[0])
+        with pytest.raises(OSError, match="another agent lends"):
+            await LeaseServer("w1", GpuPool(inventory.devices()), inventory).open(path)
+        late = asyncio.create_task(_uuids(path, "1x"))
+        stopped.setblocking(False)
+        accepted, _ = await asyncio.get_running_loop().sock_accept(stopped)
+        accepted.close()
+        second, _ = await asyncio.get_running_loop().sock_accept(stopped)
+        second.close()
+        with pytest.raises(LeaseRefused, match="the agent closed the connection"):
+            await late
 
 
 async def test_a_borrower_is_in_line_with_placements(nats_url: str, unique: str) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -21,10 +21,14 @@ from moorage.worker import member_processes, memory_guard
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.process import ProcessDriver
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.limiter.control import RATE
-from moorage.worker.member_messages import MemberName
+from moorage.worker.member_messages import Log, MemberName
+from moorage.worker.memory_guard import FAILED_MAX, SHARED, WELL_MIN, MemoryGuard
 from moorage.worker.run import Worker, start
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.shell import Shell
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
 from tests.worker.test_agent_process import state_folder
@@ -259,6 +263,36 @@ async def test_where_nvml_fails_the_level_falls_and_is_told_and_rises_again(
         await until(lambda: one.level() == "guarded", what="the level rises")
         assert len(seat.joins) == joins + 2
         assert one.exits() == {}
+
+
+def test_each_change_names_the_modes_that_it_is_about() -> None:
+    said: list[tuple[str, str]] = []
+
+    class Told:
+        def now(self) -> float:
+            return 0.0
+
+        def say(self, line: Log) -> None:
+            said.append((line.level, line.text))
+
+        def enqueue(self, event: object) -> None:
+            pass
+
+    guard = MemoryGuard(cast(Shell, Told()), {}, SimulatedInventory(simulated_hosts("1xH100")[0]), {}, SHARED, 1.0)
+
+    def judge(count: int, **failed: str) -> None:
+        for _ in range(count):
+            guard._judge({mode.replace("_", "-"): why for mode, why in failed.items()})
+
+    judge(FAILED_MAX, mps="NVML X")
+    judge(WELL_MIN - FAILED_MAX, mps="NVML X")
+    judge(FAILED_MAX, mps="NVML X", time_slice="NVML Y")
+    judge(WELL_MIN, mps="NVML X")
+    assert said == [
+        ("error", "memory is no longer guarded (mps: NVML X)"),
+        ("error", "memory is no longer guarded (time-slice: NVML Y)"),
+        ("warning", "memory is guarded again (time-slice)"),
+    ]
 
 
 async def test_a_look_that_breaks_lowers_the_level(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -133,3 +135,18 @@ def test_a_card_is_kept_for_a_vm_as_long_as_one_of_its_processes_lives(tmp_path:
     assert again is not None
     os.close(again)
     assert journals(tmp_path / "vm") == []  # a lock is no journal
+
+
+def test_a_card_whose_lock_cannot_be_taken_is_not_said_to_belong_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system without locks."""
+
+    def fails(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    open_before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No locks available"):
+        lock(lock_path(tmp_path / "vm", GPU))
+    assert len(os.listdir("/proc/self/fd")) == open_before

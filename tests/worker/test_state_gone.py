@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -9,10 +11,13 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.schemas.errors import Refused, problem
+from moorage.worker import journal as journal_module
+from moorage.worker.agent import Agent
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.journal import Journal, JournalUnwritable, is_in_use
 from moorage.worker.leader_link import STATE_GONE
 from moorage.worker.run import WORKERS_FOLDER, start
 from moorage.worker.settings import WorkerSettings
@@ -79,6 +84,39 @@ async def test_a_start_that_fails_leaves_nothing_open(
     with pytest.raises(Refused, match="not here"):
         await start(settings_of(tmp_path, unique), nats_url)
     assert closed == ["inventory", "connection"]
+
+
+@pytest.mark.parametrize("at", ["its last turn", "its close"])
+async def test_a_journal_that_cannot_be_written_at_the_end_leaves_nothing_open(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    closed: list[Connection] = []
+    close_connection, write = Connection.close, journal_module._write_all
+
+    async def closes(self: Connection) -> None:
+        closed.append(self)
+        await close_connection(self)
+
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        worker = await start(WorkerSettings(state, "w1", unique, simulate="2x1xH100"), nats_url)
+        for agent in worker.agents:
+            await leader.joined(agent.worker)
+        journals = [agent.journal for agent in worker.agents if isinstance(agent.journal, Journal)]
+
+        def full(file: int, data: bytes) -> None:
+            if file == journals[0]._file:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(file, data)
+
+        monkeypatch.setattr(journal_module, "_write_all", full)
+        monkeypatch.setattr(Connection, "close", closes)
+        if at == "its close":
+            monkeypatch.setattr(Agent, "leave_if_idle", lambda agent: None)
+        journals[0].answered(0)
+        with pytest.raises(JournalUnwritable):
+            await worker.stop()
+        assert closed == [worker.connection]
+        assert [is_in_use(journal.path) for journal in journals] == [False, False]
 
 
 async def test_a_refused_subscription_closes_the_connection(

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from moorage.system.archives import BadArchive
 from moorage.worker.supervisor.client import python_variables
 from moorage.worker.vm import initramfs
 from moorage.worker.vm.passthrough import lock, lock_path
-from moorage.worker.vm.runner import PORTS, UP, Plan, command, pump, pump_all, script
+from moorage.worker.vm.runner import PORTS, UP, Plan, bring_back, command, pump, pump_all, script
 from tests.worker.made_up_pci import AUDIO, GPU, Host
 
 MARK: Final = b"\x04mark"
@@ -192,6 +194,27 @@ work.sendall(made.getvalue())
     runner = begin(plan(tmp_path, qemu, folder=str(folder), keep=True), TOKEN="hush")
     assert finish(runner) == (7, "words\n", f"{UP} (tcg, 1 CPUs, 64 MiB)\ntrouble\n")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"new": "abc"}
+
+
+@pytest.mark.parametrize("cut", [0, 512, 700, 1536, 1636, 2048, 3072, None])
+def test_an_archive_that_was_cut_short_leaves_the_folder_as_it_was(tmp_path: Path, cut: int | None) -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name in ("one", "two"):
+            info = tarfile.TarInfo(name)
+            info.size = 600
+            archive.addfile(info, io.BytesIO(b"x" * 600))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "old").write_text("stays")
+    wanted = plan(tmp_path, "qemu", folder=str(folder), keep=True)
+    if cut is None:
+        bring_back(made, wanted)
+        assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+    else:
+        with pytest.raises(BadArchive):
+            bring_back(io.BytesIO(made.getvalue()[:cut]), wanted)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {"old": "stays"}
 
 
 @pytest.mark.slow

@@ -107,8 +107,8 @@ class Lease:
     async def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
         """Wait until the worker asks for the devices or the lease is lost, and return `asked_back`.
 
-        Without `timeout` there is no time limit. It does not end when this process gives the devices back. Raises
-        `TimedOut`.
+        Without `timeout` there is no time limit. If this process gives the devices back first, the reason is
+        `given-back`. Raises `TimedOut`.
         """
         timeout_s = None if timeout is None else seconds(timeout)
         try:

@@ -278,7 +278,8 @@ class Agent:
         found = match(state.places, living, self.drivers, self.host.now(), same)
         held = found.held
         stuck: list[MemberName] = []
-        closed = [*state.left, *(state.devices[slot] for slot in found.left if slot < len(state.devices))]
+        before = state.devices or device_names(self.devices)
+        closed = [*state.left, *(before[slot] for slot in found.left if slot < len(before))]
         for at, (member, phase, code, reason) in enumerate(held):
             self.claims.take_again(member)
             if phase == "claimed":
@@ -292,7 +293,7 @@ class Agent:
                 self.call_driver(driver, partial(driver.forget, [name]))
                 continue
             self._strays[name] = driver
-            why = "its devices are not in their slots any more" if name in found.moved else "it is in no journal"
+            why = found.must_end.get(name, "it is in no journal")
             self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
             if self.call_driver(driver, partial(driver.end, name, 0.0, "stray")):
                 del self._strays[name]

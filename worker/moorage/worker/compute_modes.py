@@ -126,7 +126,7 @@ class ComputeModes:
         except TimeoutError:
             log.error("the compute modes of the GPUs are unknown: the driver did not answer within %g s", CHANGE_S)
         except ModeFault as fault:
-            log.error("the compute modes of the GPUs stay unchanged: %s", fault)
+            log.error("not all GPUs have the compute mode and the time slices that they should have: %s", fault)
 
     async def _open(self, uuids: Sequence[str], has_mps: bool) -> None:
         for uuid in () if has_mps else self.of_mps:

@@ -7,6 +7,7 @@ task of their own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 from collections.abc import Callable
@@ -120,9 +121,13 @@ class FleetHost:
             self.failed.set_exception(Refused(problem))
 
     async def close(self) -> None:
-        """Remove all agents and send the queued messages."""
-        for agent in list(self.agents.values()):
-            await self.remove(agent)
+        """Remove all agents and send the queued messages. Then raise the error of an agent that did not close."""
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(self._end)
+            for agent in self.agents.values():
+                closing.push_async_callback(self.remove, agent)
+
+    async def _end(self) -> None:
         for agent in self._broken:
             try:
                 await self._let_go(agent)

@@ -298,9 +298,11 @@ class Journal(MemoryJournal):
             raise JournalUnwritable(self.path, error) from error
 
     def close(self) -> None:
-        self.flush()
-        os.close(self._file)
-        os.close(self._lock)
+        try:
+            self.flush()
+        finally:
+            os.close(self._file)
+            os.close(self._lock)
 
     def _append(self, record: _Record) -> None:
         self.state.apply(record)

@@ -233,11 +233,13 @@ class MemoryGuard:
                 self.why_not.setdefault(mode, why)
             elif self._well[mode] >= WELL_MIN:
                 self.why_not.pop(mode, None)
-        if self.why_not.keys() != before.keys():
-            said = "; ".join(f"{mode}: {why}" for mode, why in self.why_not.items()) or "again on shared GPUs"
-            level = "error" if len(self.why_not) > len(before) else "warning"
-            words = "memory is no longer guarded" if level == "error" else "memory is guarded"
-            self._shell.say(Log("error" if level == "error" else "warning", "guard", f"{words} ({said})"))
+        fallen = [f"{mode}: {why}" for mode, why in self.why_not.items() if mode not in before]
+        risen = [mode for mode in before if mode not in self.why_not]
+        if fallen:
+            self._shell.say(Log("error", "guard", f"memory is no longer guarded ({'; '.join(fallen)})"))
+        if risen:
+            self._shell.say(Log("warning", "guard", f"memory is guarded again ({', '.join(risen)})"))
+        if fallen or risen:
             self._shell.enqueue(HelloChanged())
 
 

@@ -87,8 +87,22 @@ class Worker:
         """Close everything. Jobs with a supervisor run on, unless the state folder is gone; other jobs are ended first.
 
         Each agent without a job or lease says goodbye before that, so that the scheduler need not wait until its
-        session is over.
+        session is over. If a part raises, the others are closed all the same.
         """
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(self.connection.close)
+            for part in (self.files, self.controller, self.host):
+                if part is not None:
+                    closing.push_async_callback(part.close)
+            for agent in reversed(self.agents):
+                closing.callback(agent.inventory.close)
+            closing.push_async_callback(self._close_compute_modes)
+            if self.lender is not None:
+                closing.push_async_callback(self.lender.close)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Take back what is lent, and let the agents say goodbye that may."""
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
         sound = [agent for agent in self.agents if agent.worker in self.host.agents]
@@ -102,18 +116,10 @@ class Worker:
             async with asyncio.timeout(LEAVE_S_MAX):
                 for agent in leaving:
                     await agent.left.wait()
-        if self.lender is not None:
-            await self.lender.close()
+
+    async def _close_compute_modes(self) -> None:
         if self.compute_modes is not None and not any(agent.pool.shared_slots() for agent in self.agents):
             await self.compute_modes.close()
-        for agent in self.agents:
-            agent.inventory.close()
-        await self.host.close()
-        if self.controller is not None:
-            await self.controller.close()
-        if self.files is not None:
-            await self.files.close()
-        await self.connection.close()
 
 
 async def start(settings: WorkerSettings, target: Context | str | None, file: SettingsFile = NO_FILE) -> Worker:

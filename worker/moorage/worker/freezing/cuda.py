@@ -1,7 +1,7 @@
 """Freeze or resume processes by the CUDA driver, as a helper process: `python -m moorage.worker.freezing.cuda`.
 
 It is a process of its own since each call waits for a GPU, and may wait for ever. It reads one JSON object: `do`
-(freeze or resume), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`, since the helper
+(a key of `_ACTS`), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`, since the helper
 of an agent that was killed goes on. It writes one back: `state`, an `Outcome`, and `why`. What it does depends on the
 state in which it finds each process, so it can be run again after it was killed.
 
@@ -10,12 +10,13 @@ All processes are locked, then all are checkpointed: from the lock on none start
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from moorage.system.proctree import read_process
@@ -40,6 +41,13 @@ ARGUMENT_BYTES: Final = 64
 
 #: the result for the processes: all are frozen, all run, or at least one can neither run on nor be frozen
 Outcome = Literal["frozen", "running", "broken"]
+#: by what a helper is to do: the result for processes that stay as they are, because it cannot begin
+UNDONE: Final[dict[str, Outcome]] = {
+    "freeze": "running",
+    "resume": "broken",
+    "resume-known": "running",
+    "look": "frozen",
+}
 
 
 class CallFailed(Exception):
@@ -126,6 +134,27 @@ def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, s
     return "frozen", ""
 
 
+def look(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
+    """Return "frozen" if the driver says that all of these processes are, or cannot tell; else resume all of them."""
+    try:
+        states = [cuda.settled(pid) for pid in _living(processes)]
+    except CallFailed as failed:
+        return "frozen", str(failed)
+    if states and all(state == CHECKPOINTED for state in states):
+        return "frozen", ""
+    return resume(cuda, processes)
+
+
+def resume_known(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
+    """Resume those of the processes that the driver knows. The others do not use CUDA."""
+    known = []
+    for pid, ticks in processes:
+        with contextlib.suppress(CallFailed):
+            cuda.state(pid)
+            known.append((pid, ticks))
+    return resume(cuda, known)
+
+
 def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
     """Let all of these processes run on, without those that have ended.
 
@@ -171,17 +200,24 @@ def _living(processes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def carry_out(asked: Mapping[str, Any]) -> tuple[Outcome, str]:
-    """Freeze or resume the processes as asked, and return the result.
+    """Do as asked with the processes, and return the result.
 
-    Without a driver that can freeze, they stay as they are: the result is "running" if they were to be frozen, "broken"
-    if they were to be resumed.
+    Without a driver that can freeze, they stay as they are, and the result is that of `UNDONE`.
     """
     processes = [(int(pid), int(ticks)) for pid, ticks in asked["processes"]]
     try:
         cuda = Cuda(asked["library"], int(asked["lock_ms"]))
     except CallFailed as failed:
-        return "running" if asked["do"] == "freeze" else "broken", str(failed)
-    return (freeze if asked["do"] == "freeze" else resume)(cuda, processes)
+        return UNDONE[asked["do"]], str(failed)
+    return _ACTS[asked["do"]](cuda, processes)
+
+
+_ACTS: Final[dict[str, Callable[[Cuda, Sequence[tuple[int, int]]], tuple[Outcome, str]]]] = {
+    "freeze": freeze,
+    "resume": resume,
+    "resume-known": resume_known,
+    "look": look,
+}
 
 
 if __name__ == "__main__":

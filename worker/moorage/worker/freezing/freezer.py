@@ -1,8 +1,8 @@
 """Freeze the processes of attempts, and remember across restarts of the agent which ones are frozen.
 
 Before the first call a file says which processes are about to be frozen. An agent that finds them there after a crash
-resumes them, and the leader asks again. What is frozen stays so: only the driver knows where its memory is, and NVML
-does not list such a process.
+resumes them, and the leader asks again. What is frozen stays so, if the driver says that it is: the file may list what
+was resumed since. Only the driver knows where its memory is, and NVML does not list such a process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, cast
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.system.proctree import read_process
+from moorage.system.proctree import MARK_NAMES, all_processes, marks_of, read_environ, read_process
 from moorage.worker.freezing import cuda
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.inventory.base import HeldUnknown
@@ -62,22 +62,51 @@ class Freezer:
         self._held = held
         self._entries: dict[MemberName, _Entry] = {}
         self._library = cuda.LIBRARY
+        self._damaged = file.with_name(f"{file.name}.damaged")
 
     async def open(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
-        """Take over from an earlier agent: resume the `living` attempts that it was about to freeze.
+        """Take over from an earlier agent: resume the `living` attempts that it was about to freeze, or to resume.
 
         Return the attempts that are frozen, and for each one that can neither run on nor be frozen the reason. Attempts
-        that are not among the `living` are forgotten. Raises OSError if the record cannot be written.
+        that are not among the `living` are forgotten. If the record cannot be read, it is kept under another name, and
+        all of the `living` are resumed.
         """
-        self._entries = {entry.name: entry for entry in self._read() if entry.name in living}
         broken: dict[MemberName, str] = {}
-        for entry in [entry for entry in self._entries.values() if not entry.done]:
-            outcome, why = await self._help("resume", entry.processes, OPEN_S)
+        try:
+            self._entries = {entry.name: entry for entry in self._read() if entry.name in living}
+        except (OSError, *UNREADABLE) as error:
+            log.error(
+                "the record of frozen jobs, %s, cannot be read: %s: all jobs here are resumed, and it is kept as %s",
+                self._file, error, self._damaged,
+            )  # fmt: skip
+            broken = await self._resume_all(living)
+        for entry in list(self._entries.values()):
+            if entry.done:  # it may have been resumed since: ask the driver
+                outcome, why = await self._run("look", entry.processes, OPEN_S) or ("frozen", "")
+            else:
+                outcome, why = await self._help("resume", entry.processes, OPEN_S)
             if outcome == "broken":
                 broken[entry.name] = why
-            del self._entries[entry.name]
-        self._write()
+            if outcome != "frozen":
+                del self._entries[entry.name]
+        self._note()
         return set(self._entries), broken
+
+    async def _resume_all(self, living: Collection[MemberName]) -> dict[MemberName, str]:
+        """Resume what may be frozen, and put the record that does not tell it aside. Return which cannot run, and why.
+
+        The processes are found by the marks in their environment.
+        """
+        broken: dict[MemberName, str] = {}
+        for name, processes in _processes_of(living).items():
+            outcome, why = await self._run("resume-known", processes, OPEN_S) or ("running", "")
+            if outcome == "broken":
+                broken[name] = why
+        try:
+            os.replace(self._file, self._damaged)
+        except OSError as error:
+            log.error("%s cannot be kept as %s: %s", self._file, self._damaged, error)
+        return broken
 
     async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
         """Freeze all processes of an attempt that use these devices. Return the result, and why it is not "frozen".
@@ -145,7 +174,7 @@ class Freezer:
     async def _run(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str] | None:
         """Run one helper and return its answer; None if it gives none in time.
 
-        If it cannot start, the answer is that the processes stay as they are: "running" or "broken".
+        If it cannot start, the processes stay as they are, and the answer is that of `cuda.UNDONE`.
         """
         asked = {
             "do": act,
@@ -159,7 +188,7 @@ class Freezer:
                 sys.executable, "-m", cuda.__name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
         except OSError as error:
-            return ("running" if act == "freeze" else "broken"), f"no helper can start: {error.strerror or error}"
+            return cuda.UNDONE[act], f"no helper can start: {error.strerror or error}"
         try:
             said, _ = await asyncio.wait_for(helper.communicate(json.dumps(asked).encode()), seconds)
             found = json.loads(said)
@@ -173,16 +202,14 @@ class Freezer:
                 await helper.wait()
 
     def _read(self) -> list[_Entry]:
+        """Return what the record lists. Raises OSError and the errors of `UNREADABLE`."""
         try:
             return _decode(self._file.read_bytes())
         except FileNotFoundError:
             return []
-        except (OSError, *UNREADABLE) as error:
-            log.error("the record of frozen jobs, %s, cannot be read: %s", self._file, error)
-            return []
 
     def _note(self) -> None:
-        """Write the record after an attempt was forgotten. If that fails, log it: the file still lists the attempt."""
+        """Write the record after attempts were forgotten. If that fails, log it: the next agent asks the driver."""
         try:
             self._write()
         except OSError as error:
@@ -196,6 +223,21 @@ class Freezer:
         fresh = self._file.with_name(self._file.name + ".new")
         fresh.write_bytes(msgspec.json.encode(list(self._entries.values())))
         os.replace(fresh, self._file)
+
+
+def _processes_of(names: Collection[MemberName]) -> dict[MemberName, list[tuple[int, int]]]:
+    """Return the processes of these attempts, by the marks in their environment."""
+    marks = {name: marks_of(dict(zip(MARK_NAMES, map(str, name), strict=True))) for name in names}
+    found: dict[MemberName, list[tuple[int, int]]] = {name: [] for name in names}
+    for process in all_processes():
+        try:
+            entries = read_environ(process.pid) or frozenset()
+        except PermissionError:
+            continue
+        for name in names:
+            if entries.issuperset(marks[name]):
+                found[name].append((process.pid, process.start_ticks))
+    return found
 
 
 def _room_fault(wanted_mib: int) -> str:

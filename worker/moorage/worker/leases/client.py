@@ -32,8 +32,12 @@ from moorage.worker.leases.protocol import FrameRefused, frame, read_answer
 
 RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0
+#: the pause before the next try to connect to an agent whose queue of connections is full
+CONNECT_AGAIN_S: Final = 0.05
 #: why a lease was lost: the connection to the agent ended, because the agent stopped or restarted
 AGENT_GONE: Final = "agent-gone"
+#: what `wait_asked_back` returns as the reason once the holder itself has given the lease back
+GIVEN_BACK: Final = "given-back"
 
 log = logging.getLogger("moorage.worker")
 
@@ -90,6 +94,7 @@ class BorrowedLease:
             granted.devices, granted.mode, spec, simulated=granted.simulated
         )
         self._on_asked_back = on_asked_back
+        #: the latest request to give back; None again if it is withdrawn, as when a drain ends
         self.asked_back: AskedBack | None = None
         self._writer = writer
         self._news = asyncio.Event()
@@ -112,11 +117,11 @@ class BorrowedLease:
     async def wait_asked_back(self) -> AskedBack:
         """Wait until the lease is asked back or lost, and return the latest request; at once if there is one already.
 
-        If the lease is given back first, this waits forever.
+        If the lease is given back first, the reason is `GIVEN_BACK`.
         """
-        await self._news.wait()
-        assert self.asked_back is not None
-        return self.asked_back
+        while self.asked_back is None and not self._over:
+            await self._news.wait()
+        return self.asked_back or AskedBack(GIVEN_BACK, boottime_s())
 
     async def give_back(self) -> None:
         """Give the devices back, and wait at most `RETURN_S_MAX` seconds for the agent's answer. Raises no error.
@@ -126,6 +131,7 @@ class BorrowedLease:
         if self._over:
             return
         self._over = True
+        self._news.set()
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(RETURN_S_MAX):
                 self._writer.write(frame(protocol.GiveBack()))
@@ -141,7 +147,11 @@ class BorrowedLease:
             except FrameRefused:
                 answer = None
             if isinstance(answer, protocol.AskedBack):
-                self._told(AskedBack(answer.reason, answer.deadline_boottime_s))
+                if answer.deadline_boottime_s == protocol.NEVER_S:
+                    self.asked_back = None
+                    self._news.clear()
+                else:
+                    self._told(AskedBack(answer.reason, answer.deadline_boottime_s))
             elif isinstance(answer, protocol.Returned):
                 return
             else:
@@ -185,10 +195,8 @@ async def borrow(
     this host lacks what the shared mode needs, ValueError for a bad token, and TimeoutError after `timeout_s`.
     """
     spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
-    reader, writer = await _connect(Path(path))
+    answer, reader, writer = await _ask(Path(path), protocol.Borrow(spec, purpose), timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
-            answer = await _ask(reader, writer, protocol.Borrow(spec, purpose))
         if not isinstance(answer, protocol.Granted):
             raise LeaseRefused(_problem_of(answer))
         lease = BorrowedLease(answer, spec, reader, writer, on_asked_back)
@@ -207,25 +215,27 @@ async def recall(path: Path | str, reason: str, within_s: float, pid: int | None
     agent's own user and root may do this. Raises LeaseRefused (no agent there, not permitted), and TimeoutError if the
     agent does not answer.
     """
-    reader, writer = await _connect(Path(path))
-    try:
-        async with asyncio.timeout(ANSWER_S_MAX):
-            answer = await _ask(reader, writer, protocol.Recall(reason, within_s, pid))
-        if not isinstance(answer, protocol.Recalled):
-            raise LeaseRefused(_problem_of(answer))
-        return answer.leases
-    finally:
-        writer.close()
+    answer, _, writer = await _ask(Path(path), protocol.Recall(reason, within_s, pid), ANSWER_S_MAX)
+    writer.close()
+    if not isinstance(answer, protocol.Recalled):
+        raise LeaseRefused(_problem_of(answer))
+    return answer.leases
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.setblocking(False)
     try:
-        with open_folder(path.parent) as folder:
-            # the socket is on this host, so connecting succeeds or fails at once
-            peer.connect(f"{folder}/{path.name}")
-        peer.setblocking(False)
-        return await asyncio.open_unix_connection(sock=peer)
+        while True:
+            try:
+                with open_folder(path.parent) as folder:
+                    peer.connect(f"{folder}/{path.name}")
+                return await asyncio.open_unix_connection(sock=peer)
+            except BlockingIOError:  # the listener's queue is full: the agent is busy or stopped
+                await asyncio.sleep(CONNECT_AGAIN_S)
+    except asyncio.CancelledError:
+        peer.close()
+        raise
     except OSError as error:
         peer.close()
         raise LeaseRefused(
@@ -240,6 +250,19 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 async def _ask(
+    path: Path, request: protocol.Request, timeout_s: float | None
+) -> tuple[protocol.Answer | None, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect, send a request, and return the answer with the connection. Raises LeaseRefused and TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await _connect(path)
+        try:
+            return await _answer(reader, writer, request), reader, writer
+        except BaseException:
+            writer.close()
+            raise
+
+
+async def _answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: protocol.Request
 ) -> protocol.Answer | None:
     try:

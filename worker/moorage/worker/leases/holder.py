@@ -9,9 +9,12 @@ from moorage.worker.leases.protocol import Answer, AskedBack, frame
 
 
 class Holder:
-    """A connection to the lease socket. `slots` is empty unless it has a lease."""
+    """A connection to the lease socket. `slots` is empty unless it has a lease.
 
-    __slots__ = ("asked_back", "mode", "overdue", "pid", "purpose", "slots", "uid", "writer")
+    `drained` is the request of a drain, and `recalled` the earliest other one: it stays when the drain ends.
+    """
+
+    __slots__ = ("drained", "mode", "overdue", "pid", "purpose", "recalled", "slots", "uid", "writer")
 
     def __init__(self, pid: int, uid: int, writer: asyncio.StreamWriter) -> None:
         self.pid = pid
@@ -20,8 +23,15 @@ class Holder:
         self.purpose = ""
         self.slots: tuple[int, ...] = ()
         self.mode: Sharing = "exclusive"
-        self.asked_back: AskedBack | None = None
+        self.drained: AskedBack | None = None
+        self.recalled: AskedBack | None = None
         self.overdue: asyncio.TimerHandle | None = None
+
+    @property
+    def asked_back(self) -> AskedBack | None:
+        """The request with the earliest deadline; None if the lease is not asked back."""
+        asked = [each for each in (self.recalled, self.drained) if each is not None]
+        return min(asked, key=lambda each: each.deadline_boottime_s, default=None)
 
     def say(self, answer: Answer) -> None:
         """Send an answer without waiting; do nothing if the connection is closing.

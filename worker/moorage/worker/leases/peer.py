@@ -18,7 +18,8 @@ _SO_PEERPIDFD: Final = 77
 def open_pidfd(connection: socket.socket, pid: int) -> int:
     """Return a pidfd of the peer; -1 if none can be opened: it is gone, or not visible in this pid namespace.
 
-    `pid` is opened where the kernel cannot give the pidfd of a connection's peer.
+    `pid` is opened where the kernel cannot give the pidfd of a connection's peer. Raises OSError if this process or the
+    host has no descriptor left.
     """
     try:
         return int(connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
@@ -26,7 +27,11 @@ def open_pidfd(connection: socket.socket, pid: int) -> int:
         pass
     try:
         return os.pidfd_open(pid)
-    except (OSError, ValueError):
+    except ValueError:
+        return -1
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return -1
 
 
@@ -54,6 +59,7 @@ def listen_alone(path: Path, gid: int | None) -> socket.socket:
     agent listens there.
     """
     with open_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(f"{folder}/{path.name}") == 0:
+        probe.setblocking(False)
+        if probe.connect_ex(f"{folder}/{path.name}") in (0, errno.EAGAIN):  # EAGAIN: its queue of connections is full
             raise OSError(errno.EADDRINUSE, "another agent lends from this socket", str(path))
     return listen(path, gid)

@@ -9,6 +9,7 @@ operator's connection has no lease: it sends `Recall` and gets `Recalled` (or an
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final, TypeAlias
 
 import msgspec
@@ -22,6 +23,8 @@ PROTOCOL: Final = 1
 SOCKET_NAME: Final = "lease.sock"
 FRAME_BYTES_MAX: Final = 64 * 1024
 PURPOSE_CHARS_MAX: Final = 200
+#: the deadline of an AskedBack that withdraws what was asked before
+NEVER_S: Final = math.inf
 _HEADER_BYTES: Final = 4
 
 
@@ -53,7 +56,10 @@ class Granted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
 
 
 class AskedBack(msgspec.Struct, frozen=True, tag_field="kind", tag="asked-back"):
-    """Ask the holder to give back until `deadline_boottime_s` (seconds of CLOCK_BOOTTIME, one clock at both ends)."""
+    """Ask the holder to give back until `deadline_boottime_s` (seconds of CLOCK_BOOTTIME, one clock at both ends).
+
+    With `NEVER_S` the holder may keep the devices: what was asked before does not hold any more.
+    """
 
     reason: str
     deadline_boottime_s: float

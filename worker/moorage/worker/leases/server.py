@@ -36,6 +36,7 @@ from moorage.worker.leases.offer import check, matching
 from moorage.worker.leases.peer import listen_alone, open_pidfd, watch
 from moorage.worker.leases.protocol import (
     FRAME_BYTES_MAX,
+    NEVER_S,
     PROTOCOL,
     PURPOSE_CHARS_MAX,
     AskedBack,
@@ -122,17 +123,30 @@ class LeaseServer:
             if pid is not None and holder.pid != pid:
                 continue
             asked += 1
-            self._ask_back(holder, deadline, within_s)
+            self._ask_back(holder, deadline)
         return asked
 
-    def _ask_back(self, holder: Holder, deadline: AskedBack, within_s: float) -> None:
-        if holder.asked_back is not None and holder.asked_back.deadline_boottime_s <= deadline.deadline_boottime_s:
+    def _ask_back(self, holder: Holder, asked: AskedBack) -> None:
+        before = holder.asked_back
+        if asked.reason == DRAINED:
+            holder.drained = holder.drained or asked
+        elif holder.recalled is None or asked.deadline_boottime_s < holder.recalled.deadline_boottime_s:
+            holder.recalled = asked
+        self._asked_anew(holder, before)
+
+    def _asked_anew(self, holder: Holder, before: AskedBack | None) -> None:
+        """Tell a holder its request and watch the deadline, if it is not the one of `before`."""
+        asked = holder.asked_back
+        if asked == before:
             return
-        holder.asked_back = deadline
-        holder.say(deadline)
         if holder.overdue is not None:
             holder.overdue.cancel()
-        holder.overdue = asyncio.get_running_loop().call_later(within_s, self._returning.overdue, holder)
+        if asked is None:
+            holder.say(AskedBack("the worker is no longer drained", NEVER_S))
+            return
+        holder.say(asked)
+        left_s = max(0.0, asked.deadline_boottime_s - boottime_s())
+        holder.overdue = asyncio.get_running_loop().call_later(left_s, self._returning.overdue, holder)
 
     def seen(self, readings: Sequence[SlotReading], now_s: float) -> None:
         """Handle a reading of each slot: log a lease whose devices show no use, then ask it back as the settings say.
@@ -146,7 +160,7 @@ class LeaseServer:
             log.warning("worker %s: %r has not used its GPUs for %d s", self._worker, holder, idle.seconds)
             if idle.ends:
                 reason = f"no use of its GPUs for {idle.seconds} s, {idle.ends_s} are allowed"
-                self._ask_back(holder, AskedBack(reason, boottime_s() + IDLE_BACK_S), IDLE_BACK_S)
+                self._ask_back(holder, AskedBack(reason, boottime_s() + IDLE_BACK_S))
 
     async def leave(self, reason: str, within_s: float) -> None:
         """Lend nothing more, ask for all leases, and wait until holders have given them back, at most `within_s`."""
@@ -159,8 +173,8 @@ class LeaseServer:
     def drain(self, draining: bool) -> None:
         """With True, lend nothing more and ask for all leases within `DRAIN_S`. With False, end that: lend again.
 
-        Then the deadlines of the drain have no effect any more; holders get no message. Does nothing if the server
-        lends nothing for another reason.
+        Then the deadlines of the drain have no effect any more, and holders get a message; what was asked back for
+        another reason stays so. Does nothing if the server lends nothing for another reason.
         """
         if draining and not self._closing:
             self._refuse(DRAINED)
@@ -168,12 +182,10 @@ class LeaseServer:
         elif not draining and self._closing == DRAINED:
             self._closing = ""
             for holder in self.holders:
-                if holder.asked_back is None or holder.asked_back.reason != DRAINED:
-                    continue  # an operator asked it back for another reason
-                holder.asked_back = None
-                if holder.overdue is not None:
-                    holder.overdue.cancel()
-                self._returning.stays(holder)
+                before, holder.drained = holder.asked_back, None
+                if holder.asked_back != before:
+                    self._returning.stays(holder)
+                self._asked_anew(holder, before)
 
     def _refuse(self, reason: str) -> None:
         """Lend nothing from now on; refuse the borrowers that wait, and close their connections."""
@@ -239,10 +251,16 @@ class LeaseServer:
             elif (pidfd := open_pidfd(peer, pid)) >= 0:
                 self._holders.add(holder)
                 await self._serve(holder, reader, watch(pidfd))
+            else:
+                holder.say(_refusal("the agent does not see this process: it is in another PID namespace, or gone"))
+                await _heard(reader)
         except (FrameRefused, MoorageError) as error:
             holder.say(error.problem if isinstance(error, MoorageError) else _refusal(str(error)))
         except ConnectionError:
             pass
+        except OSError as error:
+            holder.say(_refusal(f"the agent cannot watch this process: {error.strerror or error}"))
+            await _heard(reader)
         finally:
             self._holders.discard(holder)
             if pidfd >= 0:

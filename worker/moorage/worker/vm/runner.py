@@ -55,6 +55,8 @@ SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, 
 WAIT_S_MAX: Final = 1.0
 #: bytes of the console's end that are kept for a guest that did not boot
 CONSOLE_BYTES_MAX: Final = 4096
+#: the end of each tar file: two blocks of zeros
+TAR_END: Final = bytes(1024)
 _PIECE_BYTES: Final = 1 << 16
 
 
@@ -243,7 +245,7 @@ def keep_devices(plan: Plan) -> int | None:
     try:
         descriptor = lock(Path(plan.lock))
     except OSError as error:
-        raise NotUp(f"{plan.lock}: {error.strerror}") from None
+        raise NotUp(f"the lock of its GPU, {plan.lock}, cannot be taken: {error.strerror or error}") from None
     passthrough = Passthrough(Path(plan.root))
     if descriptor is None or not all(map(passthrough.is_handed_on, plan.devices)):
         raise NotUp(f"the GPU {plan.devices[0]} does not belong to this VM")
@@ -332,12 +334,25 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
                 pumping.join()
             vm.close()
             if code is not None and plan.keep:
-                empty(plan.folder)
-                archive.seek(0)
-                unpack(archive, plan.folder, plan.folder_bytes)
+                bring_back(archive, plan)
         return code
     finally:
         vm.close()
+
+
+def bring_back(archive: BinaryIO, plan: Plan) -> None:
+    """Replace what is in the job's folder by what the archive holds; if that is not whole, the folder stays as it is.
+
+    Raises BadArchive and OSError.
+    """
+    archive.seek(0)
+    unpack(archive, plan.folder, plan.folder_bytes, only="\0")  # no member has this name, so all are only checked
+    archive.seek(max(0, archive.seek(0, os.SEEK_END) - len(TAR_END)))
+    if archive.read() != TAR_END:
+        raise BadArchive("it was cut short")
+    empty(plan.folder)
+    archive.seek(0)
+    unpack(archive, plan.folder, plan.folder_bytes)
 
 
 def pass_on_signals(vm: Vm) -> NoReturn:
