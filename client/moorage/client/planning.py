@@ -32,8 +32,8 @@ async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
     worker offers, as workers may come; else the first. Raises what `plan` raises."""
     offered = None
     for request in requests:
-        # a refusal would not say whether another request could run
-        planned = (await plan(msgspec.structs.replace(request, on_no_match="wait"))).data
+        # a refusal, also for a job id that is taken, would not say whether another request could run
+        planned = (await plan(msgspec.structs.replace(request, job=None, on_no_match="wait"))).data
         if planned["starts"] != "never":
             return request
         if offered is None and (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED:
