@@ -63,8 +63,23 @@ async def test_other_gpus_where_no_worker_could_ever_give_the_first(node: Node, 
     assert (first.code, "Z9000" in first.out + first.err) == (8, True), "none could: as it was asked for"
     supposed = await node.run("plan", *instead, "--add", "1x9xH100", "--json", tenant=unique)
     assert [place["worker"] for place in supposed.frame["data"]["places"]] == ["plan-0"], "one could, if it were there"
+    again = await node.run("submit", "--job", "i", *instead, "--", "exit", "0", tenant=unique)
+    assert (again.code, "exists already" in again.err) == (0, True), again.err
     changed = await node.run("submit", "--instead-of", "i", *instead, tenant=unique)
     assert (changed.code, "--or-gpu and several drivers are for new jobs" in changed.err) == (2, True)
+
+
+async def test_an_id_that_is_taken_is_told_as_its_submit_would_be(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "hog", "--driver", "noop", "--", "exit", "0", tenant=unique)
+    refused = await node.run("plan", "--job", "hog", "--", "true", tenant=unique)
+    assert (refused.code, "conflict" in refused.err) == (1, True), refused.err
+    repeat = await node.run("plan", "--job", "hog", "--driver", "noop", "--", "exit", "0", tenant=unique)
+    assert (repeat.code, ["starts", "it is a job already"] in [row[:2] for row in repeat.rows]) == (0, True), repeat.out
+    assert "warning[duplicate]: a job with this id and content exists already, " in repeat.err
+    await node.run("cancel", "gone", tenant=unique)
+    gone = await node.run("plan", "--job", "gone", "--", "true", tenant=unique)
+    assert (gone.code, ["starts", "never"] in [row[:2] for row in gone.rows]) == (8, True), gone.out
+    assert "warning[cancelled-before]: " in gone.err
 
 
 async def test_a_wish_that_only_waits_is_kept(node: Node, unique: str) -> None:

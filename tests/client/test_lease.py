@@ -360,7 +360,7 @@ async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: Em
 
 
 async def _reason(moorage: AsyncClient, job: str) -> bool:
-    return (await moorage.job(job).explain()).get("reason") in ("busy", "sick", "contended", "backoff")
+    return (await moorage.job(job).explain()).get("reason") in ("busy", "lent", "contended", "backoff")
 
 
 async def _uuids(w: World, gpu: str) -> tuple[str, ...]:

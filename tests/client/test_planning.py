@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
 from moorage.client import Rejected
-from moorage.client.planning import plan_arguments
+from moorage.client.planning import first_possible, plan_arguments
+from moorage.schemas.frames import Answer
+from moorage.schemas.job import Request
 
 
 def test_hosts_alike_are_one_entry_with_how_many_there_are() -> None:
@@ -28,6 +33,17 @@ def test_a_share_is_a_weight_or_that_and_gpus_of_its_own() -> None:
 def test_what_is_no_host_is_refused(add: str) -> None:
     with pytest.raises(Rejected):
         plan_arguments(None, (), add, None, None)
+
+
+def test_the_first_possible_is_found_whatever_its_job_id_is() -> None:
+    async def plan(request: Request) -> Answer:
+        if request.job is not None:
+            return Answer("plan", 0, {"starts": "refused"})
+        return Answer("plan", 0, {"starts": "never" if request.gpu is not None else "later"})
+
+    bodies = ({"job": "i", "gpu": {}, "run": {"argv": ["x"]}}, {"job": "i", "run": {"argv": ["x"]}})
+    wishes = [msgspec.convert(body, Request) for body in bodies]
+    assert asyncio.run(first_possible(plan, wishes)) is wishes[1]
 
 
 def test_a_plan_of_nothing_is_refused() -> None:

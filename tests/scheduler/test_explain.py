@@ -112,6 +112,30 @@ def test_not_heard_closed_busy_sick_host_busy() -> None:
     assert why(drive, "m")["reason"] == "host-busy"
 
 
+def test_what_a_worker_lends_to_processes_of_its_host_is_told_as_that() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 4)
+    worker.local = {0, 1, 2, 3}
+    drive.renew()
+    drive.load("w0")
+    drive.submit("j", gpu={"count": 2})
+    told = why(drive, "j")
+    assert (told["reason"], told["held_by"]) == ("lent", ["w0: lends 4 GPUs to processes of its host"])
+    drive.load("w0", s0="ecc", s1="ecc")
+    assert why(drive, "j")["reason"] == "lent", "two others would do"
+    drive.load("w0", s0="ecc", s1="ecc", s2="ecc")
+    told = why(drive, "j")
+    assert told["reason"] == "sick"
+    assert told["held_by"][-1] == "w0: lends 1 GPU to processes of its host"
+    worker.local = {0, 1, 2}
+    drive.load("w0")
+    drive.submit("one", gpu={})
+    drive.renew()
+    assert drive.states("one") == ["PLACED"]
+    told = why(drive, "j")
+    assert (told["reason"], told["held_by"][0]) == ("lent", "w0: lends 3 GPUs to processes of its host")
+
+
 def test_a_full_share_is_busy_not_placing() -> None:
     drive = Driving()
     drive.worker("w0", 1)

@@ -379,6 +379,25 @@ async def test_a_long_story_that_cannot_be_written_is_bounded_and_says_that_it_i
     assert not page["complete"]
     assert page["changes"][0]["rev"] == 1
     assert page["changes"][-1]["rev"] == page["rev"] == drive.job("a").rev
+    assert drive.history is not None
+    assert drive.history.figures()["dropped"] == page["rev"] - len(page["changes"])
+
+
+@scene()
+async def test_a_story_that_grows_fast_is_whole_while_the_stream_takes_it(drive: Writing) -> None:
+    drive.worker("w0", 1, auto=False)
+    drive.submit("a", gpu={})
+    for _ in range(150):
+        refused_often(drive, "a", 1)
+        await asyncio.sleep(0.002)
+    drive.cancel("a")
+    await drive.written()
+    assert not drive.state.jobs
+    changes = await drive.pages("a")
+    assert [change["rev"] for change in changes] == list(range(1, changes[-1]["rev"] + 1))
+    assert len(changes) > 2 * (STORY_MAX + STORY_MAX_REPLICA)
+    assert drive.history is not None
+    assert drive.history.figures()["dropped"] == 0
 
 
 @scene()

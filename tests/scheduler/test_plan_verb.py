@@ -104,6 +104,37 @@ def test_never_unknown_and_refused_are_three_things() -> None:
     assert planned(fresh, {"gpu": {}}).starts == "unknown"
 
 
+def test_of_an_id_that_is_taken_it_says_what_its_submit_is_answered() -> None:
+    drive = Driving(Config(ended_max=0, finished_keep=3600.0))
+    drive.worker("w0", 3)
+    drive.submit("hog", gpu={}, if_seq=drive.state.seq)
+    seq = drive.engine.request_of(drive.job("hog")).if_seq
+    told = planned(drive, {"job": "hog", "gpu": {"count": 2}})
+    assert (told.starts, told.problem and (told.problem.code, told.problem.job)) == ("refused", ("conflict", "hog"))
+    assert planned(drive, {"job": "hog", "gpu": {}}).starts == "refused", "without if_seq it is another request"
+    told = planned(drive, {"job": "hog", "gpu": {}, "if_seq": seq})
+    assert (told.starts, told.places) == ("none", [])
+    assert told.warnings == ["duplicate: a job with this id and content exists already, PLACED"]
+    assert planned(drive, {"job": "hog", "gpu": {}}, tenant="u").starts == "now"
+    drive.cancel("gone")
+    told = planned(drive, {"job": "gone", "gpu": {}})
+    assert (told.starts, told.places, told.warnings) == ("never", [], ["cancelled-before"])
+    told = planned(drive, {"job": "fresh", "gpu": {"count": 9}})
+    assert (told.starts, told.problem) == ("never", None)
+
+
+def test_an_id_that_is_wanted_again_after_long_is_free_in_a_plan() -> None:
+    drive = Driving(Config(finished_keep=3600.0))
+    drive.worker("w0", 1)
+    drive.submit("old", replicas=2)
+    drive.cancel("old")
+    drive.settle()
+    drive.now += 2 * 3600 * 1000
+    drive.renew()
+    assert drive.job("old").over
+    assert planned(drive, {"job": "old", "gpu": {}}).starts == "now"
+
+
 def test_with_a_host_more_it_would_start_now_and_so_would_those_that_wait() -> None:
     drive = waiting()
     submit(drive, "mine")

@@ -353,11 +353,12 @@ class AsyncClient(Connected):
         """Return what would happen to a request; nothing is submitted.
 
         `data["starts"]` of the answer is `now`, `later`, `unknown`, `never` or `refused`; the word `none` without
-        `what`. It is also `now` if only some replicas would start now: `replicas_now` of `replicas`. The plan can
-        assume changes: the workers in `drain` are drained, the hosts of `add` (such as `2x8xA100`) exist, tenants are
-        limited to `quota` GPUs (a number for this tenant, or numbers by tenant), and tenants have a `share` (a weight,
-        or a weight and guaranteed GPUs). Without `what`, the answer says what these changes alone would do. To have a
-        submit accepted only while the plan holds, give it `data["ledger"]` as `if_seq`. Raises what `submit` raises.
+        `what`, or if that is a job already, as one of its warnings then says. It is also `now` if only some replicas
+        would start now: `replicas_now` of `replicas`. The plan can assume changes: the workers in `drain` are drained,
+        the hosts of `add` (such as `2x8xA100`) exist, tenants are limited to `quota` GPUs (a number for this tenant, or
+        numbers by tenant), and tenants have a `share` (a weight, or a weight and guaranteed GPUs). Without `what`, the
+        answer says what these changes alone would do. To have a submit accepted only while the plan holds, give it
+        `data["ledger"]` as `if_seq`. Raises what `submit` raises.
         """
         from moorage.client.planning import plan_arguments
 

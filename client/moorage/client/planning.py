@@ -35,8 +35,8 @@ async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
     """
     offered = None
     for request in requests:
-        # a refusal would not say whether another request could run
-        planned = (await plan(msgspec.structs.replace(request, on_no_match="wait"))).data
+        # a refusal, also for a job id that is taken, would not say whether another request could run
+        planned = (await plan(msgspec.structs.replace(request, job=None, on_no_match="wait"))).data
         if planned["starts"] not in ("never", "refused"):  # a limit of the tenant may refuse one of them alone
             return request
         if (

@@ -2,8 +2,9 @@
 
 A job's story is written once the job has ended, or in parts while it grows long. The job leaves memory only after the
 acknowledgement, so a crash loses nothing: the next leader writes again what is still in its memory. All of this runs
-beside the loop that places jobs, at most four frames a second for each tenant. If the stream accepts nothing, jobs go
-on; once too many ended jobs are in memory, the oldest leave it and their stories are lost (`dropped`).
+beside the loop that places jobs, at most four frames a second for each tenant while no story grows long. If the stream
+accepts nothing, jobs go on; once too many ended jobs are in memory, the oldest leave it and their stories are lost, and
+so are the oldest transitions of a story that grows too long (`dropped` counts these stories and transitions).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 from moorage.bus.errors import BusError, JetStreamRefused
@@ -27,7 +29,7 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.history")
 
-#: time between two frames of one tenant; also the least time for which a story waits for others
+#: time between two frames of one tenant, and for which a story waits for others, while no story is long
 FRAME_EVERY_S: Final = 0.25
 #: pause after a frame that was not stored
 AGAIN_S: Final = 1.0
@@ -70,6 +72,7 @@ class History:
         self._wake = wake
         self._waiting: dict[str, deque[int]] = {}  # tenant -> job numbers, in the order in which the jobs ended
         self._some = asyncio.Event()
+        self._long = asyncio.Event()  # a story is long: without a pause, or memory drops its oldest transitions
         self._wait_s = AGAIN_S
         self.frames = 0
         self.stories = 0
@@ -94,13 +97,15 @@ class History:
             "frames": self.frames,
             "stories": self.stories,
             "refused": self.refused,
-            "dropped": View(self._engine).stories_dropped,
+            "dropped": View(self._engine).history_dropped,
         }
 
     def take(self, outputs: Outputs) -> None:
         """Queue the jobs whose stories are to be written."""
         if outputs.ended or outputs.long:
             self._add([*outputs.ended, *outputs.long])
+        if outputs.long:
+            self._long.set()
 
     def _add(self, some: list[Job]) -> None:
         waiting, jobs = self._waiting, self._engine.state.jobs
@@ -134,8 +139,10 @@ class History:
             pass
         while True:
             await self._some.wait()
-            await asyncio.sleep(FRAME_EVERY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._long.wait(), FRAME_EVERY_S)
             self._some.clear()
+            self._long.clear()
             for tenant in list(self._waiting):
                 await self._tried(self._write(tenant))
 

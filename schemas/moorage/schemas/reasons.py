@@ -203,6 +203,12 @@ FOREIGN: Final = add(
     "end that process, or wait: the GPU comes back by itself once the process has ended",
     cures=_REQUEST,
 )
+LENT: Final = add(
+    "lent",
+    "unleased GPUs could run it, but processes of the workers' hosts borrow them through the worker",
+    "wait: the GPUs come back once those processes give them back",
+    cures=_REQUEST,
+)
 LEAVING: Final = add(
     "leaving",
     "workers that it would fit on are to be drained before its time limit is over, or too soon for a job without one",

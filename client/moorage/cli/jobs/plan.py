@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.planning import Quota, Share
 
-#: the warning that `submit` has, too; what else it warns of is told in rows of their own
-PART_OF: Final = "model:"
+#: the warnings that are printed as such; what else a plan warns of is told in rows of its own
+WARNED: Final = ("model:", "duplicate:", "cancelled-before")
 #: as `admin limit --gpus none`
 NO_LIMIT: Final = "none"
 #: in place of a command that is not named
@@ -163,7 +163,7 @@ def _tell(data: dict[str, Any], with_job: bool, imagined: bool) -> None:
     for line in fix_lines({"job": "JOB", **waiting}) if waiting else []:
         say(line)
     for warning in data.get("warnings", []):
-        if warning.startswith(PART_OF):
+        if warning.startswith(WARNED):
             tell_warning(warning)
     if data["starts"] == "now" and not imagined:
         say(
@@ -185,7 +185,9 @@ def _starts(data: dict[str, Any]) -> str:
         return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
     if data["starts"] == "unknown" and (why := (data.get("waiting") or {}).get("starts_unknown")):
         return f"not now; the time is unknown: {why}"
-    words = {"now": "now", "unknown": "not now; the time is unknown", "never": "never on this fleet"}
+    if data["starts"] == "never" and not data.get("waiting"):
+        return "never"  # whatever the fleet has: it was cancelled before
+    words = {"unknown": "not now; the time is unknown", "never": "never on this fleet", "none": "it is a job already"}
     return words.get(data["starts"], str(data["starts"]))
 
 

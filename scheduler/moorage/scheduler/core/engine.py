@@ -522,6 +522,7 @@ class Engine:
         first = [job for job in flight.draft.started if not job.started]
         folded = fold(self.state, flight.record, seq)
         out.ended, out.long = folded.ended, list(folded.long.values())
+        self.retention.dropped += folded.dropped
         self._follow(flight, folded, first, out, mono_ms)
         self._untold = flight, folded
         return out

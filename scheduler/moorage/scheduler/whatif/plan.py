@@ -43,6 +43,8 @@ NAMED_MAX: Final = 20
 #: of each look; two run at once after the first
 LIMIT_S: Final = 6.0
 _REPLY: Final = "plan"
+#: the warning of a request that is a job already
+DUPLICATE: Final = "duplicate"
 
 
 class AddedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,8 +111,10 @@ def orders_of(quota: Mapping[str, int], share: Mapping[str, Mapping[str, int]], 
 
 
 class Planned(msgspec.Struct, omit_defaults=True):
-    """What would happen. `starts` is now, later, unknown, never, refused, or none (without a request).
+    """What would happen. `starts` is now, later, unknown, never, refused, or none.
 
+    It is none without a request, and for a request that is a job already; then `warnings` has that job's state. It is
+    also never if a cancel of the request's job came before it.
     `starts` is now if any replica starts: `replicas_now` of its `replicas` do, and `waiting` says why the rest waits.
     `problem` says why the request is refused. `ledger` is the sequence on which the plan is based, usable as a
     request's `if_seq`. `in_ms` is when it starts later, with the number of `runs` behind the estimate, and `on` the
@@ -251,19 +255,26 @@ class _Plan(Future):
 
     def _submit(self, planned: Planned, request: Request) -> None:
         engine, tenant = self.engine, self._tenant
-        name = self.submit(tenant, "plan", request, _REPLY)
-        self.record()
+        name = self.submit(tenant, "plan", request, _REPLY, job=request.job)
+        while self._answer is None:  # also while a job that ended long ago leaves its id
+            self.record()
+        answer: Accepted | Problem = msgspec.msgpack.decode(self._answer, type=Accepted | Problem)
+        if isinstance(answer, Problem):
+            planned.starts, planned.problem = "refused", answer
+            return
+        planned.warnings = answer.warnings
+        if answer.duplicate:
+            planned.warnings = [f"{DUPLICATE}: a job with this id and content exists already, {answer.state}"]
+            return
         job = self._job = engine.state.job(tenant, name)
-        if job is None:
-            assert self._answer is not None
-            planned.starts, planned.problem = "refused", msgspec.msgpack.decode(self._answer, type=Problem)
+        assert job is not None
+        if job.over:  # a cancel of its id came before it
+            planned.starts = "never"
             return
         if View(engine).preempts and not any(replica.member for replica in job.replicas):
             engine.seek_at_once()  # else victims are searched once a second only, and not for a new job
             self.record()
         planned.preempts = self._preempts
-        assert self._answer is not None
-        planned.warnings = msgspec.msgpack.decode(self._answer, type=Accepted).warnings
         planned.places = _places(job, request)
         planned.replicas_now, planned.replicas = len(planned.places), len(job.replicas)
         if not planned.places:

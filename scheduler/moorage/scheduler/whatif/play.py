@@ -142,13 +142,14 @@ class Play:
             self._obey(_decode_wanted(payload))
         return bool(out.messages)
 
-    def submit(self, tenant: str, prefix: str, request: Request, reply: str = "") -> str:
-        """Offer a request under an unused job id that begins with `prefix`, and return the id."""
+    def submit(self, tenant: str, prefix: str, request: Request, reply: str = "", *, job: str | None = None) -> str:
+        """Offer a request under the id `job`, or an unused one that begins with `prefix`, and return the id."""
         engine = self.engine
-        name = next(f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
-        body = resolved(canonical(msgspec.structs.replace(request, job=None, if_seq=None)), engine.config.tflops_file)
+        unused = (f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
+        name = job or next(unused)
+        body = resolved(canonical(msgspec.structs.replace(request, job=job)), engine.config.tflops_file)
         _, asked, shape = engine.read(body)
-        engine.offer(Submit(tenant, name, body, asked, shape, reply, False))
+        engine.offer(Submit(tenant, name, body, msgspec.structs.replace(asked, if_seq=None), shape, reply, False))
         return name
 
     # ------------------------------------------------------------------------------------------ the workers

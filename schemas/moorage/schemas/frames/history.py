@@ -62,7 +62,9 @@ class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="history"):
-    """Stories of jobs of one tenant that are over, and parts of long ones. At most four frames a second.
+    """Stories of jobs of one tenant that are over, and parts of long ones.
+
+    At most four frames a second while no story grows long.
 
     A job may be in several frames, because a new leader writes again what may not have been written: (job, rev)
     identifies doubles.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moorage.scheduler.core.state import (
+    REV,
     STORY_MAX,
     STORY_MAX_REPLICA,
     STORY_PART,
@@ -24,7 +25,7 @@ class FoldError(Exception):
 class Folded:
     """What a record changed, for the leader's answers, frames and events."""
 
-    __slots__ = ("accepted", "ended", "jobs", "long", "placed", "touched", "workers")
+    __slots__ = ("accepted", "dropped", "ended", "jobs", "long", "placed", "touched", "workers")
 
     def __init__(self) -> None:
         self.accepted: list[Job] = []
@@ -34,6 +35,7 @@ class Folded:
         self.ended: list[Job] = []
         # jobs whose story should be partly written to the history before memory drops it
         self.long: dict[int, Job] = {}
+        self.dropped = 0  # transitions that memory dropped before the history had them
         self.workers: list[Worker] = []  # joined, left or changed
 
 
@@ -95,7 +97,9 @@ class Folding:
         """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time."""
         story, replicas = job.story, len(job.replicas)
         if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
-            del story[: len(story) // 4]
+            oldest, written = len(story) // 4, job.parts[-1][2] if job.parts else 0
+            self.out.dropped += sum(row[REV] > written for row in story[:oldest])
+            del story[:oldest]
         if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
             self.out.long[job.num] = job
 

@@ -28,7 +28,8 @@ ENDED_SPARE: Final = 1_000
 class Retention:
     """Decides which ended jobs leave memory, and which rows of finished jobs expire.
 
-    `dropped` counts jobs that left memory although their history could not be written.
+    `dropped` counts jobs that left memory although their history could not be written, and such transitions of jobs
+    with long stories.
     """
 
     def __init__(self, state: State, requests: RequestCache, config: Config) -> None:

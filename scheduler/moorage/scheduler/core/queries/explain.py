@@ -11,6 +11,7 @@ from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host, size_of_largest
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas import reasons
 from moorage.schemas.reasons import REASONS, Reason
+from moorage.schemas.units import many
 
 
 class Explanation:
@@ -172,7 +173,10 @@ def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host
 
 
 def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Explanation:
-    """Return why no host has enough free GPUs: jobs lease them, foreign processes use them, or they are not healthy."""
+    """Return why no host has enough free GPUs.
+
+    Jobs lease them, foreign processes use them, processes of the hosts borrow them, or they are not healthy.
+    """
     missing = shape.count - max(_free(host, shape) for host in hosts)
     unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
     if not unleased:
@@ -182,7 +186,11 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
             because = f"as a guest it starts where {which} free, or a frozen job's without a guest"
         return Explanation(reasons.BUSY, counts, hosts, missing, because=because)
     foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
-    reason, troubled = (reasons.FOREIGN, foreign) if foreign else (reasons.SICK, unleased)
+    lending = [host for host in unleased if (_healthy(host) & host.cls.fit(shape).mask).bit_count() >= shape.count]
+    if foreign:
+        reason, troubled = reasons.FOREIGN, foreign
+    else:
+        reason, troubled = (reasons.LENT, lending) if lending else (reasons.SICK, unleased)
     # the workers whose other devices are leased: those would do as well
     leased = [host for host in hosts if host.cls.fit(shape).mask & host.lent & ~host.free & ~host.worker.quarantined]
     return Explanation(reason, counts, leased, missing, troubles=_troubles(troubled, shape))
@@ -277,6 +285,11 @@ def _but_for_health(host: Host, shape: Shape) -> int:
     return ((host.free | host.worker.quarantined & host.lent) & host.cls.fit(shape).mask).bit_count()
 
 
+def _healthy(host: Host) -> int:
+    """Return the slots that no job leases and that nothing is wrong with; processes of the host may borrow them."""
+    return host.free & ~(host.sick | host.worker.quarantined | host.worker.unwell_mask)
+
+
 def _but_for_foreign(host: Host, shape: Shape) -> int:
     """Return the number of devices on which this shape could start now without foreign processes."""
     foreign = sum(1 << slot for slot, (kind, _) in host.troubles.items() if kind == "foreign")
@@ -285,7 +298,7 @@ def _but_for_foreign(host: Host, shape: Shape) -> int:
 
 
 def _troubles(hosts: list[Host], shape: Shape) -> list[str]:
-    """Return a few problems of devices that would do, as `w3 GPU 1: used by pid 1234 python (user bob)`."""
+    """Return why a few devices that would do are not free, as `w3 GPU 1: used by pid 1234 python (user bob)`."""
     shown = []
     for host in hosts:
         for slot in range(len(host.cls.devices)):
@@ -297,6 +310,8 @@ def _troubles(hosts: list[Host], shape: Shape) -> list[str]:
             if kind and host.cls.fit(shape).mask >> slot & 1:
                 text = f"used by {detail}" if kind == "foreign" else f"{kind}: {detail}" if detail else kind
                 shown.append(f"{host.worker.id} GPU {slot}: {text}")
-            if len(shown) >= HOLDERS_MAX:
-                return shown
-    return shown
+        if lends := (_healthy(host) & host.busy & host.cls.fit(shape).mask).bit_count():
+            shown.append(f"{host.worker.id}: lends {many(lends, 'GPU')} to processes of its host")
+        if len(shown) >= HOLDERS_MAX:
+            break
+    return shown[:HOLDERS_MAX]

@@ -77,8 +77,8 @@ class View:
         return self._engine.planner.preempting.allowed
 
     @property
-    def stories_dropped(self) -> int:
-        """The number of jobs that left memory although their history could not be written."""
+    def history_dropped(self) -> int:
+        """The number of jobs, and of transitions of long stories, that left memory before the history had them."""
         return self._engine.retention.dropped
 
     @property
