@@ -47,8 +47,8 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     ),
     FLEET: (
         Verb("fleet", "moorage.cli.fleet.workers:fleet", "Workers, what is free, what fits now."),
-        Verb("drain", "moorage.cli.fleet.worker_acts:drain", "Place nothing new on a worker; running jobs continue."),
-        Verb("cordon", "moorage.cli.fleet.worker_acts:cordon", "Place nothing new on a worker."),
+        Verb("drain", "moorage.cli.fleet.worker_acts:drain", "Empty a worker: nothing new, and its jobs end or leave."),
+        Verb("cordon", "moorage.cli.fleet.worker_acts:cordon", "Place nothing new on a worker; its jobs go on."),
         Verb("uncordon", "moorage.cli.fleet.worker_acts:uncordon", "Undo drain or cordon."),
         Verb("audit", "moorage.cli.fleet.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb(

@@ -53,7 +53,11 @@ def _date_and_time(text: str, now: datetime) -> datetime:
 def drain_fields(
     within: Duration | None, begin: Duration | None, last: Duration | None, why: str
 ) -> dict[str, float | str]:
-    """Return the arguments of `drain` beside the worker. Raises `Rejected` for an invalid duration or moment."""
+    """Return the arguments of `drain` besides the worker; what is None is left out.
+
+    `begin` is a moment (`22:00`) or a duration from now; `within` and `last` are durations, `last` that of the drain.
+    Raises `Rejected` for anything else.
+    """
     given = {
         "within_s": None if within is None else seconds(within),
         "from_s": None if begin is None else seconds_until(begin, datetime.now()),

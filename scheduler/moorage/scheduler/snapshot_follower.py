@@ -19,7 +19,8 @@ class SnapshotsGone(Exception):
 
 
 class Command(NamedTuple):
-    """How to start the follower: arguments, which every user can read, and additions to its environment."""
+    """How to start the follower, the process that writes a snapshot of the ledger: arguments, which every user of the
+    machine can read, and additions to its environment."""
 
     argv: list[str]
     env: dict[str, str]

@@ -108,8 +108,11 @@ def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:
 
 
 def job_enforced(by_mode: Enforced, mode: str, *, has_memory: bool, has_compute: bool) -> Enforced:
-    """Return the level of one job. In a shared mode, nothing limits memory or compute of which the job names no
-    part."""
+    """Return how strictly one job is kept to its part of memory and of compute: `by_mode` in the mode `exclusive`.
+
+    In a shared mode, memory or compute of which the job names no part is `advisory`, because there is no part to keep
+    it to.
+    """
     if mode == "exclusive":
         return by_mode
     return Enforced(

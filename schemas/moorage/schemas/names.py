@@ -33,6 +33,6 @@ def is_secret(name: str) -> bool:
 
 
 def worker_slug(host_name: str) -> str:
-    """Return a worker id from a host name: what is not allowed becomes `-`, cut at 64 characters; `worker` if nothing
-    is left."""
+    """Return a worker id from a host name: what is not allowed becomes `-`, which is dropped at both ends; cut at 64
+    characters. "worker" if nothing is left."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", host_name)[:64].strip("-") or "worker"

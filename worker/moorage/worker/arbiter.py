@@ -214,10 +214,10 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 class Pieces(Generic[T]):
     """A work of similar pieces: `handle(piece, lease)` does one piece, on any GPU.
 
-    `put` pieces in (at most `waiting_max` wait), then `close`. The own worker ends when every piece is done, including
-    pieces that a helper handed back. A piece is done once, but it is begun again if a helper failed or was cancelled in
-    it, so `handle` must allow that. Pieces may finish in another order than they came. `size` decides which work gets
-    the first GPU.
+    `put` pieces in (it waits while `waiting_max` of them wait), then `close`. The work's own worker ends when every
+    piece is done, including pieces that a helper handed back. A piece is done once, but it is begun again if a helper
+    failed or was cancelled in it, so `handle` must allow that. Pieces may finish in another order than they came. The
+    work with the smallest `size` gets the first GPU.
     """
 
     def __init__(

@@ -99,8 +99,8 @@ class Defect(AssertionError):
 class MemberTable:
     """The held members, and tombstones of members that have ended. It adds what the worker has to do to `commands`.
 
-    `on_member_over` is called whenever a member has exited, is stuck or is removed. The next session may wait
-    for this.
+    `on_member_over` is called whenever a member has exited, is stuck or is removed: after the end of a lease session
+    the worker joins the next one only when its members are over.
     """
 
     def __init__(

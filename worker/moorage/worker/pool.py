@@ -112,7 +112,7 @@ class GpuPool:
 
         `slots` are the acceptable positions (None: any). With a shared `mode` the claim is one of the sharers of a
         device, within the mode's limits, and its `release` ends this share alone. Raises ValueError for an unknown
-        position, for an empty `slots`, and for a mode that no device here can be shared in. Raises PoolFull if
+        position, for an empty `slots`, and for a mode in which no acceptable device can be shared. Raises PoolFull if
         `WAITERS_MAX` claims wait.
 
         A cancelled claim leaves nothing behind: a claim that was granted in the meantime hands its slot on. For a time

@@ -385,7 +385,8 @@ class SimulatedConnection(Link):
         self._lost()
 
     def restore(self) -> None:
-        """Mend the link, with every subscription."""
+        """Mend the link that `lose` broke: every subscription receives again, but not what was sent meanwhile. Does
+        nothing for other links."""
         if self.state is State.RECONNECTING:
             self.counters.reconnects += 1
             self._connected.set()

@@ -213,8 +213,8 @@ def main(
 ) -> int:
     """Run 400 requests of a real cluster's trace, each a real process on simulated GPUs, and kill the scheduler midway.
 
-    The records that the jobs wrote are then checked: each accepted job must have ended exactly once, and no GPU may
-    have been given to two jobs at once, except where jobs share it.
+    Then each accepted job must have ended, and as planned. By the records that the jobs wrote, none may have been
+    started more often than planned, and no GPU may have been given to two jobs at once, except where jobs share it.
 
     The exit code is 1 if any promise was broken. Ctrl-C ends everything, and then nothing is judged.
     """

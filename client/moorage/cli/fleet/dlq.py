@@ -103,8 +103,8 @@ def resend(
 ) -> int:
     """Submit dead letters again, each for its own tenant and under its own job id; what is accepted leaves the list.
 
-    If the file of --file names a job id, that one is taken. What is refused again stays in the list, and the exit code
-    is 1.
+    If the file of --file names a job id, that one is taken; --file takes exactly one letter. What is refused again
+    stays in the list. The exit code is then 1, or with a single letter that of its error.
     """
     body: dict[str, Any] | None = None
     if file is not None:

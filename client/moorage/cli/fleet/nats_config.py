@@ -66,9 +66,10 @@ def nats_config(
 ) -> int:
     """Write nats-server's configuration for these tenants, workers and people, with a key and a nats context for each.
 
-    Run it again with more names: configuration and contexts are written again, keys and certificates are kept. Each
-    tenant has an account, and the ledger has one that only schedulers use. The permissions come from the same table as
-    docs/reference/permissions.md.
+    With --auth mtls each has a certificate in place of a key; with --auth env, a variable for its password and no
+    context. Run it again with all names, the old and the new: configuration and contexts are written again, keys and
+    certificates are kept, and a user that is not named loses access. Each tenant has an account, and the ledger has one
+    that only schedulers use. The permissions come from the same table as docs/reference/permissions.md.
     """
 
     def act() -> int:

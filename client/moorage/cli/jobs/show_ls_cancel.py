@@ -28,7 +28,7 @@ PORTS_ROWS_MAX: Final = 64
 
 def show(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
-    watch: Annotated[bool, Parameter(help="Print a line for each state change until the job has ended.")] = False,
+    watch: Annotated[bool, Parameter(help="Of one job: a line for each state change until it has ended.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Show jobs: request, state and all state changes."""

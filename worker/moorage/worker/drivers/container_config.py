@@ -205,7 +205,7 @@ def check_host_ipc(settings: ContainerSettings, *, has_limiter: bool) -> None:
             "failed-precondition",
             "the limiter has its segments in /dev/shm, and containers that share by mps would get the same /dev/shm",
             field="$.mps_host_ipc",
-            found="limiter = true",
+            found="mps_host_ipc and limiter",
             allowed="mps_host_ipc, or limiter",
             next="remove limiter: an MPS daemon that the worker runs limits its clients by itself",
         )

@@ -37,7 +37,7 @@ class Borrow(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag_field="kind", tag="give-back"):
-    """Give the lease back: the holder has freed the devices' memory."""
+    """The holder tells the agent that it ends its lease, and has freed the devices' memory."""
 
 
 class Recall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="recall"):

@@ -233,7 +233,7 @@ class Segment:
         return Counts(*self._read(_AT_COUNTS, len(Counts._fields)))
 
     def slots(self) -> list[Slot]:
-        """Return the processes that use a device, without those that were buried."""
+        """Return the slots of the processes that use a device, without those that `bury` marked as ended."""
         high = min(self.counts().high, SLOTS_MAX)
         words = _SLOT_BYTES // _WORD
         read = self._read(_AT_SLOTS, high * words)

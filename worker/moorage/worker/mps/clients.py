@@ -65,7 +65,8 @@ class MpsClients:
         return self.mps is None or await self.mps.leave(name)
 
     def forget(self, name: MemberName) -> None:
-        """Drop a member before it frees its GPU, and quarantine a GPU whose daemon has no client but has not ended."""
+        """Drop a member that has ended, before its lease is released. If it was the last client of the GPU's MPS daemon
+        and the daemon has not ended, quarantine the GPU, so that no other member gets it before."""
         if self.mps is not None and (slot := self.mps.forget(name)) is not None:
             self._keep_closed(slot)
 

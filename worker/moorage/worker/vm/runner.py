@@ -341,9 +341,10 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
 
 
 def bring_back(archive: BinaryIO, plan: Plan) -> None:
-    """Replace what is in the job's folder by what the archive holds; if that is not whole, the folder stays as it is.
+    """Replace what is in the job's folder by what the archive holds.
 
-    Raises BadArchive and OSError.
+    The archive is checked first: if it is cut short or invalid (BadArchive), the folder stays as it is. If the disk
+    refuses something later (OSError, or BadArchive for a name), the folder holds a part of it.
     """
     archive.seek(0)
     unpack(archive, plan.folder, plan.folder_bytes, only="\0")  # no member has this name, so all are only checked
