@@ -120,9 +120,10 @@ class AsyncClient(Connected):
     ) -> Job:
         """Submit a call of the handler `name`, a function that a service offers (see `moorage.worker.embed`).
 
-        `input` is any value that JSON can hold; the function reads it as `context.input`. Put larger data into a store
-        of your own. The job is placed on a worker that offers the handler. The function's return value is the `value`
-        of `Job.result`; its exception is the `why` of `JobFailed`. Raises what `submit` raises.
+        `input` is any value that JSON can hold, so no NaN and no infinity; the function reads it as `context.input`.
+        Put larger data into a store of your own. The job is placed on a worker that offers the handler. The function's
+        return value is the `value` of `Job.result`; its exception is the `why` of `JobFailed`. Raises what `submit`
+        raises.
         """
         from moorage.client.handlers import handler_request
 
