@@ -204,9 +204,9 @@ class AsyncClient(Connected):
     async def send_files(self, files: Paths) -> str:
         """Send files and folders into the tenant's bucket. Return their address, which a request can have as `files`.
 
-        A folder stands for its content, without `.git`, `__pycache__`, `.venv` and the paths that its `.moorageignore`
-        lists (the syntax is that of `.gitignore`). All are packed into one archive; nothing is sent if the bucket has
-        it already and it does not expire soon. If `files` is an address, it is returned unchanged.
+        A folder stands for its content, without `.git`, `__pycache__`, `.venv`, `.moorage` and the paths that its
+        `.moorageignore` lists (the syntax is that of `.gitignore`). All are packed into one archive; nothing is sent if
+        the bucket has it already and it does not expire soon. If `files` is an address, it is returned unchanged.
 
         Raises `Rejected` for files that cannot be packed, and what `submit` raises.
         """
