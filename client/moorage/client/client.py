@@ -470,7 +470,7 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`.
+        """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
 
         Return the fields of a `Done`; its `changed` is false if nothing had to change.
         """
