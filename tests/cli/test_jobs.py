@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -163,6 +165,15 @@ async def test_show_watch_is_a_stream_of_frames(node: Node, unique: str) -> None
     changes = [change for frame in ran.frames for change in frame.get("changes", [])]
     assert [change["rev"] for change in changes] == list(range(1, len(changes) + 1))
     assert changes[-1]["state"] == "SUCCEEDED"
+
+
+async def test_show_watch_prints_a_line_of_whole_cells_for_each_change(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "seen", "--driver", "noop", "--", "sleep", "0.1", tenant=unique)
+    ran = await node.run("show", "seen", "--watch", tenant=unique)
+    rows = [line.split("\t") for line in ran.out.splitlines() if line[0].isdigit()]
+    assert [row[0] for row in rows] == [str(rev) for rev in range(1, len(rows) + 1)]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", row[1]) for row in rows), rows
+    assert {row[6] for row in rows} == {"-", "0"}
 
 
 async def _is(node: Node, tenant: str, job: str, state: str) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from moorage.bus.target import Up, read_up
 from moorage.cli.local.children import Child, ChildFailed
 from moorage.cli.local.local_tools import end_jobs, supervisors_of
+from moorage.cli.local.up import _only_one
 from moorage.client import AsyncClient
 from moorage.worker.run import SUPERVISOR_FOLDER
 from tests.cli.node import Lines, moorage, node_on, processes_of, start, talk
@@ -27,6 +28,15 @@ from tests.waiting import until, until_state
 FULL = re.compile(rf"the disk of moorage up is full: \d+ of {TINY_MIB} MiB are free at ")
 
 
+@pytest.mark.parametrize(("user", "mode"), [(0, 0o711), (1000, 0o700)])
+def test_other_users_jobs_pass_the_folder_of_root_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, mode: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with _only_one(tmp_path / "home"):
+        assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == mode
+
+
 @pytest.mark.slow
 async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "home"
@@ -35,9 +45,9 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
         assert said.splitlines()[1] == "sim  moorage is up"
         assert node.url in said
         assert "2 hosts, 8 GPUs" in said
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        for name in ("up.json", "ledger-url", "scheduler.log", "worker.log"):
+        for name in ("up.lock", "up.json", "ledger-url", "scheduler.log", "worker.log"):
             assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / "nats").stat().st_mode) == 0o700
         password = (folder / "nats" / "ledger-password").read_text()
         assert password not in (folder / "up.json").read_text() + said
         assert not [pid for pid in node.up.children.values() if password.encode() in _words_of(pid)]

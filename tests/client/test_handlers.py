@@ -230,6 +230,7 @@ async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str,
         ("x" * 49, None, "invalid-argument"),
         ("echo", b"raw", "invalid-argument"),
         ("echo", object(), "invalid-argument"),
+        ("echo", float("inf"), "invalid-argument"),
         ("echo", "x" * 70_000, "too-large"),
     ],
 )
@@ -237,3 +238,8 @@ async def test_a_call_is_checked_before_it_is_sent(name: str, input: Any, code: 
     with pytest.raises(Rejected) as refused:
         await AsyncClient("nats://127.0.0.1:1").submit_handler(name, input)
     assert refused.value.code == code
+
+
+async def test_an_input_that_would_arrive_as_null_is_refused_with_its_place() -> None:
+    with pytest.raises(Rejected, match=r"input\['losses'\]\[1\] is NaN or infinity, which JSON cannot hold: send it"):
+        await AsyncClient("nats://127.0.0.1:1").submit_handler("echo", {"losses": [None, float("nan")]})

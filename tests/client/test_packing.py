@@ -63,6 +63,8 @@ def test_a_folder_brings_its_content_and_a_file_itself(tmp_path: Path) -> None:
     (code / "empty/x").unlink()
     (code / "lib/b.py").symlink_to("a.py")
     (code / "libs").symlink_to("lib")
+    made(code, ".moorage/nats/ledger-password")
+    os.mkfifo(code / ".moorage/supervisor.sock")
     single = made(tmp_path, "single.txt") / "single.txt"
     expected = ["empty", "lib", "lib/a.py", "lib/b.py", "libs", "single.txt", "train.py"]
     assert unpacked([code, single], tmp_path / "into") == expected

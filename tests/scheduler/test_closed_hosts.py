@@ -264,3 +264,11 @@ def test_who_can_never_start_keeps_nobody_of_its_tenant_waiting_for_a_limit() ->
     told = drive.explained("d")
     assert told["reason"] == "limit"
     assert drive.fixes("d")[0]["say"] == "ask your operator for 5 GPUs"
+
+
+@pytest.mark.parametrize(("verb", "draining"), [("cordon", False), ("drain", True)])
+def test_a_drained_worker_is_told_to_lend_no_more_and_a_cordoned_one_is_not(verb: str, draining: bool) -> None:
+    drive = Driving()
+    drive.worker("w1", 1)
+    drive.operate(verb, "w1")
+    assert [answer.get("draining", False) for answer in drive.renew("w1")] == [draining]

@@ -120,9 +120,10 @@ class AsyncClient(Connected):
     ) -> Job:
         """Submit a call of the handler `name`, a function that a service offers (see `moorage.worker.embed`).
 
-        `input` is any value that JSON can hold; the function reads it as `context.input`. Put larger data into a store
-        of your own. The job is placed on a worker that offers the handler. The function's return value is the `value`
-        of `Job.result`; its exception is the `why` of `JobFailed`. Raises what `submit` raises.
+        `input` is any value that JSON can hold, so no NaN and no infinity; the function reads it as `context.input`.
+        Put larger data into a store of your own. The job is placed on a worker that offers the handler. The function's
+        return value is the `value` of `Job.result`; its exception is the `why` of `JobFailed`. Raises what `submit`
+        raises.
         """
         from moorage.client.handlers import handler_request
 
@@ -203,9 +204,9 @@ class AsyncClient(Connected):
     async def send_files(self, files: Paths) -> str:
         """Send files and folders into the tenant's bucket. Return their address, which a request can have as `files`.
 
-        A folder stands for its content, without `.git`, `__pycache__`, `.venv` and the paths that its `.moorageignore`
-        lists (the syntax is that of `.gitignore`). All are packed into one archive; nothing is sent if the bucket has
-        it already and it does not expire soon. If `files` is an address, it is returned unchanged.
+        A folder stands for its content, without `.git`, `__pycache__`, `.venv`, `.moorage` and the paths that its
+        `.moorageignore` lists (the syntax is that of `.gitignore`). All are packed into one archive; nothing is sent if
+        the bucket has it already and it does not expire soon. If `files` is an address, it is returned unchanged.
 
         Raises `Rejected` for files that cannot be packed, and what `submit` raises.
         """
@@ -470,7 +471,7 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`.
+        """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
 
         Return the fields of a `Done`; its `changed` is false if nothing had to change.
         """

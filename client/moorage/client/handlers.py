@@ -26,7 +26,14 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.handler_context import DRIVER, HANDLER_NAME, INPUT_KEY
-from moorage.worker.handler_results import ResultStore, decode_inline, decode_result, result_object
+from moorage.worker.handler_results import (
+    NOT_FINITE,
+    ResultStore,
+    decode_inline,
+    decode_result,
+    not_finite,
+    result_object,
+)
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -97,7 +104,10 @@ def _plain(value: Any) -> Any:
     try:
         if isinstance(value, bytes | bytearray | memoryview):
             raise TypeError("bytes are not")
-        return msgspec.to_builtins(value, str_keys=True)
+        plain = msgspec.to_builtins(value, str_keys=True)
+        if place := not_finite("input", plain):
+            raise ValueError(f"{place} is {NOT_FINITE}: send it as text, or leave it out")
+        return plain
     except (TypeError, ValueError) as error:
         raise rejected(
             "invalid-argument",

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, NamedTuple
 
+from moorage.bus.target import HOME_DEFAULT
 from moorage.client.errors import rejected
 from moorage.system.archives import FILES_BYTES_MAX, MEMBERS_MAX, link_stays_below
 
 IGNORE_FILE: Final = ".moorageignore"
-#: always left out: large, and of no use to a job
-_ALWAYS: Final = (".git/", "__pycache__/", ".venv/")
+#: always left out: of no use to a job, and large, or the folder of `moorage up`, which contains sockets and passwords
+_ALWAYS: Final = (".git/", "__pycache__/", ".venv/", f"{HOME_DEFAULT}/")
 #: 1980-01-01 UTC: some programs do not accept 0 as a time
 _MTIME_S: Final = 315_532_800
 _READ_BYTES: Final = 1 << 20

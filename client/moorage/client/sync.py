@@ -518,7 +518,7 @@ class Client(ClientBase):
         return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
     def cordon(self, worker: str) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`."""
+        """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
         return self._thread.call(self._twin.cordon(worker))
 
     def uncordon(self, worker: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -39,6 +40,7 @@ NESTED_MAX: Final = 200
 CHUNK_BYTES: Final = 128 * 1024
 #: last token of the subject of messages with small results; for a piece of an object it is the object's id
 TOGETHER: Final = "together"
+NOT_FINITE: Final = "NaN or infinity, which JSON cannot hold"
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
 _SECOND_NS: Final = 10**9
@@ -70,7 +72,7 @@ class Result(msgspec.Struct, frozen=True):
 def encode_result(value: object) -> Result:
     """Return a result from a value: `bytes` as they are, `str` as UTF-8, other values as JSON.
 
-    Raises Refused for a value that is none of these, or too large.
+    Raises Refused for a value that is none of these, that contains a float that is not finite, or that is too large.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         result = Result("application/octet-stream", bytes(value))
@@ -79,6 +81,8 @@ def encode_result(value: object) -> Result:
     else:
         try:
             result = Result("application/json", _encode(value))
+            if b"null" in result.data and (place := not_finite("result", msgspec.to_builtins(value, enc_hook=_no_raw))):
+                raise refuse("invalid-argument", f"{place} is {NOT_FINITE}: return it as text, or leave it out")
             if len(result.data) <= INLINE_BYTES_MAX:
                 _decode_raw(result.data)  # an invalid `msgspec.Raw` in it would spoil the lines of other results
         except (TypeError, msgspec.MsgspecError) as error:
@@ -86,6 +90,31 @@ def encode_result(value: object) -> Result:
     if len(result.data) > RESULT_BYTES_MAX:
         raise refuse("too-large", f"a result has at most {RESULT_BYTES_MAX} bytes", found=len(result.data))
     return result
+
+
+def _no_raw(raw: msgspec.Raw) -> None:
+    """Give nothing for a `msgspec.Raw`: it is JSON already, and contains no float."""
+
+
+def not_finite(place: str, value: object) -> str:
+    """Return the place of a float in a plain value that the encoder would write as null: NaN or an infinity.
+
+    `place` is the value's own name; the answer is such as `result['loss'][0]`, and "" if all floats are finite.
+    """
+    waiting = [(place, value)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return place
+        if isinstance(value, dict):
+            waiting.extend((f"{place}[{key!r}]", each) for key, each in value.items() if _may_be_unfit(each))
+        elif isinstance(value, list | tuple):
+            waiting.extend((f"{place}[{at}]", each) for at, each in enumerate(value) if _may_be_unfit(each))
+    return ""
+
+
+def _may_be_unfit(value: object) -> bool:
+    return not math.isfinite(value) if isinstance(value, float) else isinstance(value, dict | list | tuple)
 
 
 def decode_result(result: Result) -> Any:

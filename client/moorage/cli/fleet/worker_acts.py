@@ -123,7 +123,11 @@ def _with_unit(word: str) -> str:
 
 
 def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
-    """Place nothing new on a worker."""
+    """Place nothing new on a worker.
+
+    Jobs that run there go on, and processes on its host can still borrow its GPUs. A drain asks for these GPUs back and
+    lends no more.
+    """
 
     async def work(client: AsyncClient) -> None:
         done = await client.cordon(worker)

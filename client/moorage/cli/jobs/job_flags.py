@@ -124,7 +124,9 @@ class JobFlags:
     ] = None
     with_: Annotated[
         list[str] | None,
-        Parameter(help="A file or folder to bring to the job's folder.", names=("--with",), value="PATH"),
+        Parameter(
+            help="A file or folder to bring to the job's folder; .moorage is left out.", names=("--with",), value="PATH"
+        ),
     ] = None
     keep: Annotated[
         list[str] | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
-from moorage.cli.framework.render import age, facts, folded, ports_words, table, utc
+from moorage.cli.framework.render import age, facts, folded, ports_words, table, utc, utc_ms
 from moorage.cli.jobs.job_rows import code_cell, counts_line, jobs_table, matching, no_jobs
 from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
 from moorage.client.login import who
@@ -42,7 +42,8 @@ def show(
                     if event.idle is not None:
                         tell(idle_words(event.idle.seconds, event.idle.ends_s))
                     for change in event.changes:
-                        tell("\t".join(map(str, _change_row(_as_dict(change), None))))
+                        row = _change_row(_as_dict(change), None)
+                        tell("\t".join("-" if cell is None else str(cell) for cell in row))
             return None
 
         async def ask(name: str) -> Answer:
@@ -176,7 +177,7 @@ def _kept(data: dict[str, Any]) -> str:
 def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
     return [
         change["rev"],
-        change["time_ms"] if began_ms is None else age(change["time_ms"] - began_ms),
+        utc_ms(change["time_ms"]) if began_ms is None else age(change["time_ms"] - began_ms),
         change["replica"] if change["replica"] >= 0 else "-",
         change["attempt"],
         change["state"],

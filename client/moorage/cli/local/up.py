@@ -161,9 +161,11 @@ def _only_one(folder: Path) -> Iterator[None]:
     _check_owners(folder)
     try:
         is_ours = not folder.exists() or (folder / LOCK_FILE).exists()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # below root's are the folders of jobs of other users. They may pass, and read nothing: our files are 0600
+        mode = 0o711 if os.geteuid() == 0 else 0o700
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
         if is_ours:  # never narrow a folder that is somebody's, as --data /tmp
-            folder.chmod(0o700)
+            folder.chmod(mode)
         lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         from moorage.client.errors import rejected
