@@ -10,8 +10,7 @@ import pytest
 from nats.aio.client import Client
 
 from moorage.bus.connection import connect
-from moorage.bus.errors import NoResponders
-from moorage.bus.jetstream import Ack, JetStream, JsError
+from moorage.bus.jetstream import JetStream
 from moorage.scheduler import queue_reader, queue_streams
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.queue_streams import DUPLICATES_NS, stream_config
@@ -65,28 +64,6 @@ async def test_a_queue_that_an_older_release_made_keeps_its_messages_and_forgets
         # the server clears old ids while it takes the new setting; if it still reads the former one then, it clears
         # them next after two minutes (`updateWithAdvisory` in its stream.go)
         await use(made, one, other, DEFAULT_WINDOW_S + ANSWER_S)
-
-
-async def test_a_misspelt_verb_is_not_stored_and_what_an_older_release_stored_stops_nothing(
-    nats_server: Server, unique: str
-) -> None:
-    async with stack(nats_server, unique) as made, caller(made, "ta") as one:
-        submit = made.subjects.request("ta", "submit")
-        body = b'{"job":"waits","gpu":{"model":"none"},"run":{"argv":["x"]}}'
-        misspelt = [submit.replace("submit", "sumbit"), f"{submit}.extra", submit.removesuffix(".submit")]
-        async with await connect(made.url, "test") as users:
-            js, name = JetStream(users), made.subjects.request_stream
-            await js.ensure_stream({**stream_config(made.subjects, 1), "subjects": [made.subjects.request_all]})
-            for subject in (*misspelt, submit):
-                assert isinstance(await js.append(subject, body), Ack)
-            await made.scheduler()
-            await one.leader()
-            await one.reaches("waits", "QUEUED")
-            for subject in misspelt:
-                assert await js.append(subject, body) == JsError(503, 0, str(NoResponders(subject)))
-            await one.nc.publish(submit, body.replace(b"waits", b"later"))
-            await one.reaches("later", "QUEUED")
-            assert (await js.stream_info(name)).config["subjects"] == list(made.subjects.requests_read)
 
 
 async def use(made: Stack, one: Caller, other: Caller, first_s: float = ANSWER_S) -> None:

@@ -29,9 +29,8 @@ BYTES_MIN: Final = 16 * 1024**2
 #: the time for which the server drops messages with a `Nats-Msg-Id` it has seen, whatever the sender or content; the
 #: smallest that it accepts. Moorage recognises repeated jobs by the job's id only
 DUPLICATES_NS: Final = 100_000_000
-#: settings that may change on an existing stream: no stored message depends on them. The streams of older releases also
-#: take subjects that are never read; such messages stay, and may be purged
-MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window", "subjects"})
+#: settings that may change on an existing stream: no stored message depends on them
+MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window"})
 USER_INFO_S: Final = 2.0
 
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
@@ -41,7 +40,7 @@ def stream_config(subjects: Subjects, replicas: int, tenant: str = "") -> dict[s
     """Return the settings of the shared stream, or of one tenant's: bounded, and refusing new messages when full."""
     return {
         "name": subjects.request_stream_of(tenant) if tenant else subjects.request_stream,
-        "subjects": [subjects.request(tenant or "*", verb) for verb in ("submit", "cancel")],
+        "subjects": [subjects.request(tenant, ">") if tenant else subjects.request_all],
         "storage": "file",
         "retention": "limits",
         "discard": "new",

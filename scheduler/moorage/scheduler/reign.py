@@ -128,10 +128,9 @@ class Reign:
             self._subjects.load_all,
         ):
             self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
-        for subject in self._subjects.requests_read:  # and no others: a sender of a misspelt verb gets no responders
-            self._subscriptions.append(await self._world.subscribe(subject, self.queue_reader.hint))
         looked = self._subjects.worker_looked_all
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
+        self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         self._subscriptions.append(await self._scheduler.standings.listen())
         for row in View(self.engine).lent_twice():
             log.warning(

@@ -109,7 +109,7 @@ def rights(
         publish |= {f"$JS.API.STREAM.{verb}.{stream}" for verb in _STREAM_VERBS for stream in streams}
         publish |= {f"$JS.API.DIRECT.GET.{stream}" for stream in streams}
         publish |= {f"{INBOX}.>", f"{IMPORTED_REPLY}.>"}
-        subscribe |= _DISCOVERY
+        subscribe |= {subjects.request_all} | _DISCOVERY
     return Rights(tuple(sorted(publish)), tuple(sorted(subscribe)), answers=1 if role == "worker" else 0)
 
 

@@ -53,7 +53,6 @@ class Subjects:
         self.api_all = f"{prefix}.api.*.*"
         self.admin_all = f"{prefix}.admin.*"
         self.request_all = f"{prefix}.request.>"
-        self.requests_read = (self.request("*", "submit"), self.request("*", "cancel"))
         self.worker_join_all = f"{prefix}.worker.*.join"
         self.worker_renew_all = f"{prefix}.worker.*.renew"
         self.worker_fact_all = f"{prefix}.worker.*.fact"
