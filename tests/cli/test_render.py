@@ -14,7 +14,6 @@ from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
 from moorage.cli.framework.screen import Screen, cut
-from moorage.cli.jobs.job_rows import COLUMNS, job_row
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
 from moorage.client.errors import Rejected
@@ -26,14 +25,6 @@ from moorage.schemas.units import many
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.mark.parametrize(("worker", "cell"), [("sim-0001", "sim-0001 sim"), ("", "-")])
-def test_only_a_worker_is_called_simulated(worker: str, cell: str) -> None:
-    row = dict.fromkeys(("job", "state", "gpu", "why"), "x") | dict.fromkeys(
-        ("priority", "attempt", "age_ms", "code"), 0
-    )
-    assert job_row(row | {"worker": worker, "simulated": True})[COLUMNS.index("WORKER")] == cell
 
 
 HEADER = ["JOB", "STATE", "AGE", "WHY"]

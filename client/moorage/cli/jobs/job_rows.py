@@ -31,7 +31,7 @@ def job_row(row: dict[str, Any]) -> list[Any]:
         code_cell(row["code"]),
         (row["worker"] or "-")
         + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
-        + (" sim" if row["worker"] and row["simulated"] else ""),
+        + (" sim" if row["simulated"] else ""),
         row["why"],
     ]
 
