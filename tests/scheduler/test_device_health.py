@@ -134,13 +134,7 @@ def test_a_worker_that_is_started_anew_opens_no_device_to_the_job_it_failed_unde
 
 
 def test_another_workers_refusal_opens_no_device_that_failed() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
-    drive.submit("j", gpu={})
-    drive.settle()
-    say(drive, "w0", FAILED)
-    drive.settle()
-    say(drive, "w0")
+    drive = failed_under()
     drive.worker("w1", gpus=1, auto=False)
     drive.pass_time(60_000)
     drive.fact("refused", "j", detail="not-here: this worker has no such driver")

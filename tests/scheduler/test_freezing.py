@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.began import began_ms
+from moorage.scheduler.core.began import began_ms, begins_of
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import Capabilities
@@ -156,6 +156,15 @@ def test_the_time_in_which_a_job_was_frozen_counts_as_time_in_which_it_runs(driv
     drive.lead()
     (member,) = drive.state.members()
     assert [drive.engine.estimates.end_ms(member, drive.state.time_ms)] == left
+
+
+def test_of_all_replicas_at_once_the_first_start_counts_too(drive: Driving) -> None:
+    running(drive, gpus=2, replicas=2)
+    began = {(member.replica.index, member.fence): began_ms(member, -1) for member in drive.state.members()}
+    drive.pass_time(100_000)
+    ordered(drive, "freeze")
+    ordered(drive, "resume")
+    assert begins_of(drive.job("j")) == began
 
 
 def test_a_run_that_was_ever_frozen_is_not_learned(drive: Driving) -> None:

@@ -40,9 +40,8 @@ LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for
 
 #: states in which a member on a worker has not ended yet, so it has no exit code
 UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
-#: states in which a row's code 0 is none: an attempt that exits with 0 goes on to another one. This one was lost,
-#: refused or withdrawn
-NO_SUCCESS: Final = frozenset((QUEUED, FAILED))
+#: states after an attempt that did not succeed: an exit with 0 leads to another one
+_NO_SUCCESS: Final = frozenset((QUEUED, FAILED))
 #: the states that may follow RUNNING when an attempt ends
 AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
 #: the states that a FREEZE step switches between
@@ -362,6 +361,14 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
     """Return a new member for a replica's current attempt, on these slots of a worker."""
     job = replica.job
     return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
+
+
+def code_of(to: int | None, code: int) -> int | None:
+    """Return the exit code in a transition on a worker to the state `to`; None if it has none.
+
+    Until an attempt has ended, and for one that was lost, refused or withdrawn, the transition's code is 0.
+    """
+    return None if to in UNENDED or (not code and to in _NO_SUCCESS) else code
 
 
 class Worker:

@@ -16,18 +16,17 @@ from moorage.scheduler.core.state import (
     AT_MS,
     BY,
     CLAIMED,
-    NO_SUCCESS,
     PLACED,
     RUNNING,
     SLOTS,
     STATE,
     STORY_WORDS,
-    UNENDED,
     WHY,
     WORKER,
     Job,
     State,
     Transition,
+    code_of,
 )
 from moorage.schemas.codec import encode
 from moorage.schemas.job import STATES
@@ -98,7 +97,7 @@ class EventEncoder:
                 if to == PLACED:
                     is_placed = True
                     changes += worker[0] + (devices.get((num, mask)) or self._devices(num, mask))
-                elif to in UNENDED or (not code and to in NO_SUCCESS):
+                elif code_of(to, code) is None:
                     changes += worker[0]
                 else:
                     changes += f'{worker[0]},"code":{code}'

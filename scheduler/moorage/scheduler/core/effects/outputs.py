@@ -15,16 +15,15 @@ from moorage.scheduler.core.state import (
     CLAIMED,
     ENDING,
     FROZEN,
-    NO_SUCCESS,
     PLACED,
     RUNNING,
     STORY_WORDS,
-    UNENDED,
     WORKER,
     Job,
     Member,
     State,
     Worker,
+    code_of,
 )
 from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
@@ -268,7 +267,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                     STATES[to],
                     worker.id,
                     gpu_names(worker, mask) if to == PLACED else [],
-                    None if to in UNENDED or (not code and to in NO_SUCCESS) else code,
+                    code_of(to, code),
                     why,
                     fence,
                     by,

@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.effects.outputs import slots_of
-from moorage.scheduler.core.state import NO_SUCCESS, PLACED, UNENDED
+from moorage.scheduler.core.state import PLACED, code_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Change, HistoryWorker, Moved
-from moorage.schemas.job import STATES
+from moorage.schemas.job import STATE_NUMBER, STATES
 
 
 class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -41,9 +41,6 @@ class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
 read_frame: Final = Decoder[Frame](Frame)
 _read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
 
-_UNENDED: Final = frozenset(STATES[state] for state in UNENDED)
-_NO_SUCCESS: Final = frozenset(STATES[state] for state in NO_SUCCESS)
-
 
 def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
     """Yield the transitions of a story as `show` has them, without ACCEPTED."""
@@ -58,7 +55,7 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
             continue
         placed = state == STATES[PLACED]
         gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []
-        code = None if state in _UNENDED or (not move.code and state in _NO_SUCCESS) else move.code
+        code = code_of(STATE_NUMBER.get(state), move.code)
         yield Change(
             move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
             by, said, move.result,

@@ -44,6 +44,7 @@ from moorage.scheduler.core.state import (
     Replica,
     StandingOrder,
     Worker,
+    code_of,
 )
 from moorage.scheduler.core.usage import Tally
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
@@ -115,7 +116,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "attempt": max(change.attempt for change in changes),
         "worker": ran[-1].worker if ran else "",
         "simulated": any(change.worker in simulated for change in ran),
-        "code": _code(found.state, [(change.state, change.attempt, change.code or 0) for change in ran]),
+        "code": _code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
         "why": next(
             iter(
                 standing_reasons(
@@ -231,14 +232,21 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         # unknown until all replicas have ended
         "code": None
         if job.live
-        else _code(job.state, [(STATES[row[STATE]], row[ATTEMPT], row[CODE]) for row in job.story if row[WORKER] >= 0]),
+        else _code(
+            job.state,
+            [
+                (STATES[row[STATE]], row[ATTEMPT], code_of(row[STATE], row[CODE]))
+                for row in job.story
+                if row[WORKER] >= 0
+            ],
+        ),
         "why": held_by(job.hold) if job.hold and job.live else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
         **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
     }
 
 
-def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
+def _code(over: str, on_workers: list[tuple[str, int, int | None]]) -> int | None:
     """Return the exit code of a job that ended in the state `over`: that of the first replica which ended so.
 
     The SDK decides the same way (`decided`). `on_workers` are the transitions on workers: (state, attempt, code). A job
@@ -248,8 +256,7 @@ def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
         return 0
     ended = [code for state, _, code in on_workers if state == over]
     if ended or over != "FAILED" or not on_workers:
-        known = [code for code in ended if code or over != "FAILED"]  # FAILED with 0: lost, and never ended by itself
-        return next((code for code in known if code), known[-1] if known else None)
+        return next((code for code in ended if code), ended[-1] if ended else None)
     last = on_workers[-1][1]
     return next((code for state, attempt, code in on_workers if state == "EXITED" and attempt == last and code), None)
 

@@ -12,12 +12,12 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ageing import Ageing
-from moorage.scheduler.core.began import began_ms
+from moorage.scheduler.core.began import began_ms, begins_of
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_MS, CANCELLING, ENDING, FENCE, PLACED, REPLICA, RUNNING, STATE, Job, Member
+from moorage.scheduler.core.state import CANCELLING, ENDING, RUNNING, Job, Member
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found
@@ -201,11 +201,7 @@ class _Begins:
             return began_ms(member, self._now_ms)
         found = self._of_job.get(job.num)
         if found is None:
-            found = self._of_job[job.num] = {
-                (row[REPLICA], row[FENCE]): row[AT_MS]
-                for row in job.story
-                if row[STATE] == RUNNING or row[STATE] == PLACED
-            }
+            found = self._of_job[job.num] = begins_of(job)
         return found.get((member.replica.index, member.fence), self._now_ms)
 
 
