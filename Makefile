@@ -16,7 +16,7 @@ ROOMS  := schemas system bus scheduler worker client tests bench tools docs
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help test test-all test-slow test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench-drivers \
-        bench-placement bench-decisions bench-fairness bench-queueing bench-ablation bench-peers transcripts nats-image record-frames sim \
+        bench-placement bench-decisions bench-fairness bench-queueing bench-ablation bench-peers nats-image record-frames sim \
         sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
 help:  ## what there is
@@ -57,7 +57,7 @@ nats-image: $(STAMP)  ## nats-server as an image for Docker; no registry needed
 record-frames: $(STAMP)  ## what this release says, for the tests of the next one: tests/frames/
 	$(BIN)/python -m tests.frames.record
 
-docs: $(STAMP)  ## regenerate the reference pages and the JSON schemas from the code
+docs: $(STAMP)  ## regenerate the reference pages from the code
 	$(BIN)/python -m tools.generate
 
 pictures: $(STAMP)  ## draw those of docs/scheduling.md with moorage simulate
@@ -65,10 +65,8 @@ pictures: $(STAMP)  ## draw those of docs/scheduling.md with moorage simulate
 
 site: $(STAMP)  ## the documentation as a site in .site; a broken link is an error
 	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m tools.generate --schemas
 	$(BIN)/zensical build --strict --clean
-
-transcripts: $(STAMP)  ## write down every help and a first session as tests/cli/transcripts (needs tmux)
-	$(BIN)/python -m tests.cli.transcribe
 
 sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
 	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)

@@ -1,7 +1,8 @@
-"""Make from the code what repeats it: the protocol page, the states, the JSON schemas, `reference_pages`, the
+"""Make from the code what repeats it: the protocol page, the states, `reference_pages`, the
 configurations of `deploy/nats`, the lists of decisions and notes, the README's figures, and the client without `await`.
 
-`python -m tools.generate` writes them, `--check` fails when what stands there is not what the code says.
+`python -m tools.generate` writes them, `--check` fails when what stands there is not what the code says, `--schemas`
+writes the JSON schemas for the site.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.bus.site import shipped
 from moorage.cli.framework.settings import example_file
@@ -27,8 +28,13 @@ DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 HEAD: Final = "<!-- made by tools/generate.py from the code: edit the code, then `make docs` -->\n\n"
 
 
-def schema(kind: Any) -> str:
-    return json.dumps(json_schema(kind), indent=1, sort_keys=True) + "\n"
+def schemas() -> dict[Path, str]:
+    """Return the JSON schema of each frame, for the site: `docs/schemas` is not committed."""
+    kinds = {"request": Request} | {name.lower(): type(example) for name, _, example in EXAMPLES}
+    return {
+        DOCS / "schemas" / f"{name}.json": json.dumps(json_schema(kind), indent=1, sort_keys=True) + "\n"
+        for name, kind in kinds.items()
+    }
 
 
 def pages() -> dict[Path, str]:
@@ -44,12 +50,9 @@ def pages() -> dict[Path, str]:
         DOCS / "decisions" / "index.md": HEAD + decision_pages.decisions(),
         DOCS.parent / "bench" / "notes" / "README.md": HEAD + decision_pages.notes(),
         DOCS / "examples" / "moorage.toml": example_file(),
-        DOCS / "schemas" / "request.json": schema(Request),
         TARGET: sync_twin(),
         README: readme(),
     }
-    for name, _, example in EXAMPLES:
-        made[DOCS / "schemas" / f"{name.lower()}.json"] = schema(type(example))
     for folder, files in shipped().items():
         made |= {DOCS.parent / "deploy" / "nats" / folder / name: text for name, text in files.items()}
     return made
@@ -58,8 +61,10 @@ def pages() -> dict[Path, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is stale")
-    check = parser.parse_args().check
-    made = pages()
+    parser.add_argument("--schemas", action="store_true", help="write the JSON schemas alone, into docs/schemas")
+    asked = parser.parse_args()
+    check = asked.check
+    made = schemas() if asked.schemas else pages()
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if check:

@@ -1,31 +1,22 @@
-"""What a person sees, as text: every help, and a first session at a real terminal. `make transcripts` writes it down.
+"""What a person sees in a first session at a real terminal, as text. `python -m tests.cli.transcribe` writes it down.
 
-The files are in `tests/cli/transcripts`; `test_transcripts` makes them again and compares, but for what differs from
-run to run: process ids, ports, ages, ledger records.
+`test_transcripts` plays the session again and compares, but for what differs from run to run: process ids, ports, ages,
+ledger records.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
-import os
 import re
-import sys
 from pathlib import Path
 from typing import Any, Final
-from unittest import mock
 
 from moorage.bus.target import read_up
-from moorage.cli.help import first_help, verb_help, whole_help
-from moorage.cli.topics import TOPICS
-from moorage.cli.verbs import all_verbs
 from moorage.client.client import AsyncClient
-from tests.cli.terminal import COLUMNS, Terminal, terminal
+from tests.cli.terminal import Terminal, terminal
 from tests.waiting import until
 
-FOLDER: Final = Path(__file__).resolve().parent / "transcripts"
-SESSION: Final = "first-session.txt"
+SESSION: Final = Path(__file__).resolve().parent / "first-session.txt"
 HOME: Final = "/home/ana/gpu"
 
 #: what is never twice the same, and what stands for it in a comparison
@@ -44,15 +35,6 @@ def comparable(text: str) -> str:
     for pattern, instead in _VARYING:
         text = pattern.sub(instead, text)
     return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-def helps() -> dict[str, str]:
-    """Every help and every topic by its file's name."""
-    with mock.patch.dict(os.environ, COLUMNS=str(COLUMNS), NO_COLOR="1"), contextlib.redirect_stdout(io.StringIO()):
-        made = {"moorage.txt": first_help(), "help.txt": whole_help()}
-        made |= {f"help-{name.replace(' ', '-')}.txt": verb_help(verb) for name, verb in all_verbs().items()}
-        made |= {f"topic-{name}.txt": topic.text() for name, topic in TOPICS.items()}
-    return {name: text + "\n" for name, text in made.items()}
 
 
 async def first_session() -> str:
@@ -135,18 +117,5 @@ class _Told:
         return "\n".join(self._parts)
 
 
-def main() -> int:
-    FOLDER.mkdir(exist_ok=True)
-    made = {**helps(), SESSION: asyncio.run(first_session())}
-    for stale in {path.name for path in FOLDER.iterdir()} - set(made):
-        (FOLDER / stale).unlink()
-    for name, text in made.items():
-        file = FOLDER / name
-        if not file.exists() or comparable(file.read_text()) != comparable(text):
-            file.write_text(text)
-            print(f"wrote {name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    SESSION.write_text(asyncio.run(first_session()))

@@ -19,10 +19,11 @@ from moorage.schemas.gpu import Distributed, GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, PREFIX_DEFAULT, Subjects
 from moorage.worker import environment
+from tools.generate import schemas
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 PAGE: Final = (DOCS / "protocol.md").read_text()
-SCHEMAS: Final = sorted((DOCS / "schemas").glob("*.json"))
+SCHEMAS: Final = {path.stem: json.loads(text) for path, text in schemas().items()}
 
 _BLOCK: Final = re.compile(r"^```(?P<info>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING: Final = re.compile(r"^#{2,4} `?(?P<name>[\w.-]+)`?$", re.MULTILINE)
@@ -138,7 +139,7 @@ def test_every_field_of_a_request_is_in_its_table() -> None:
 
 
 def test_of_every_field_of_a_request_is_said_what_it_is_for() -> None:
-    schema = json.loads((DOCS / "schemas" / "request.json").read_text())["$defs"]
+    schema = SCHEMAS["request"]["$defs"]
     texts = {Request.__name__: request_section()}
     texts |= {struct.__name__: section(heading) for heading, struct in REQUEST_TABLES.items()}
     for name, text in texts.items():
@@ -181,7 +182,7 @@ def test_every_command_on_the_page_can_be_typed() -> None:
 
 
 def test_every_example_has_its_schema_and_every_schema_an_example() -> None:
-    assert {file.stem for file in SCHEMAS} == {name.lower() for name, _ in FRAMES} | {"request"}
+    assert set(SCHEMAS) == {name.lower() for name, _ in FRAMES} | {"request"}
 
 
 _KINDS: Final[dict[str, Any]] = {
@@ -241,10 +242,10 @@ def examples(name: str) -> list[dict[str, Any]]:
     return [json.loads(body) for _, body in shown]
 
 
-@pytest.mark.parametrize("file", SCHEMAS, ids=[file.stem for file in SCHEMAS])
-def test_a_schema_takes_its_examples_and_nothing_broken(file: Path) -> None:
-    schema = json.loads(file.read_text())
-    shown = examples(file.stem)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_takes_its_examples_and_nothing_broken(name: str) -> None:
+    schema = SCHEMAS[name]
+    shown = examples(name)
     assert shown
     for example in shown:
         assert refusal(example, schema, schema) == ""
@@ -254,7 +255,7 @@ def test_a_schema_takes_its_examples_and_nothing_broken(file: Path) -> None:
         for key in set(example) & set(kind["properties"]):
             if kind["properties"][key]:  # a field of any type has an empty schema
                 assert refusal({**example, key: object()}, schema, schema), key
-    assert bool(refusal({**shown[0], "unknown": 1}, schema, schema)) is (file.stem == "request")
+    assert bool(refusal({**shown[0], "unknown": 1}, schema, schema)) is (name == "request")
 
 
 def part(title: str) -> str:

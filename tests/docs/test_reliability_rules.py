@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from tests.mutant_files import read_mutants
-from tests.mutants import chosen
+from tests.mutants.__main__ import chosen
+from tests.mutants.files import read_mutants
 from tests.named_tests import ROOT, missing
 
 PAGE: Final = ROOT / "docs" / "reliability-rules.md"
@@ -52,7 +52,7 @@ def test_what_takes_a_rule_out_is_in_the_table_with_the_tests_that_see_it() -> N
     cells = [shown for _, _, shown in table().values()]
     wrong: list[str] = []
     for row in read_mutants():
-        if row.get("promise") != "ledger-rules":
+        if row["promise"] != "ledger-rules":
             continue
         places = [shown for shown in cells if row["name"] in named(shown)]
         if not places:

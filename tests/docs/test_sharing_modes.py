@@ -39,7 +39,7 @@ from moorage.worker.member_messages import Event, Log
 from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
-from tests.mutant_files import read_mutants
+from tests.mutants.files import read_mutants
 from tests.named_tests import missing
 from tests.nvidia.stub import Board, Stub
 

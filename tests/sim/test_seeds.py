@@ -1,4 +1,4 @@
-"""Whole clusters under faults, by seed, other ones each day. `make sim SEEDS=300 FROM=1000` runs more of them.
+"""Whole clusters under faults, by seed. `make sim SEEDS=300 FROM=1000` runs more of them.
 
 A seed says the same everywhere only with PYTHONHASHSEED=0, as `make sim` sets it; without, each run tries other orders.
 """

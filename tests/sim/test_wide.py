@@ -1,4 +1,4 @@
-"""Wide worlds, by seed, other ones each day: what `wide.py` adds to those of `test_seeds.py`. More: `make sim-wide`.
+"""Wide worlds, by seed: what `wide.py` adds to those of `test_seeds.py`. More: `make sim-wide`.
 
 What they found, each with a test of its own and a mutant: a join that came late brought a worker back that had said
 goodbye; a device that was in another slot after a restart was used before its memory was seen free; a backup that was

@@ -51,7 +51,6 @@ CORE_UP = (
     "queries",
 )
 IMPURE = {"asyncio", "nats", "socket", "time", "random", "secrets", "threading"}
-LINES_MAX = 600
 
 
 def sources(room: str) -> Iterator[Path]:
@@ -131,8 +130,6 @@ def test_a_folder_of_the_command_imports_only_those_below_it() -> None:
 
 #: what the shell and questions may read of the engine, beside its own methods
 VIEWS = {"state", "fleet", "config", "subjects"}
-#: names of the engine that they use, those four with them: this number only goes down
-DOOR_MAX = 43
 
 
 def outside_the_engine() -> Iterator[tuple[Path, ast.AST]]:
@@ -165,7 +162,6 @@ def test_the_engine_has_one_door() -> None:
                 reached.append(f"{where} sets {node.attr}")
     assert reached == []
     assert used >= VIEWS | {"offer", "build", "commit", "complete"}
-    assert len(used - {""}) <= DOOR_MAX, sorted(used)
 
 
 def test_schemas_import_msgspec_and_nothing_of_ours() -> None:
@@ -183,13 +179,6 @@ def test_the_namespace_has_no_init() -> None:
 def test_who_installs_a_room_has_its_types(room: str) -> None:
     """PEP 561: without the mark a type checker takes all that is imported from there for Any."""
     assert (ROOT / ROOMS[room] / "py.typed").is_file()
-
-
-def test_no_file_outgrows_its_name() -> None:
-    for room in ROOMS:
-        for file in sources(room):
-            lines = len(file.read_text().splitlines())
-            assert lines <= LINES_MAX, f"{file.relative_to(ROOT)} has {lines} lines"
 
 
 def texts(file: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Random ordinary workloads by seed, other seeds each day: see `plan`, `world` and `reference`.
+"""Random ordinary workloads by seed: see `plan`, `world` and `reference`.
 
 More of them: `make workloads`. One of them, step by step: `python -m tests.workloads --seed 17`.
 """
