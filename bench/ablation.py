@@ -1,4 +1,4 @@
-"""`make bench-ablation`: what each part of ranking and of reservations brings, by runs without it.
+"""`python -m bench.ablation`: what each part of ranking and of reservations brings, by runs without it.
 
     python -m bench.ablation ranking [--seeds 4] [--made] [--gone step …] [--without prices …]
     python -m bench.ablation queueing [--copies 2] [--clusters 2869ce …] [--gone moves …] [--without order …]

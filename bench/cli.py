@@ -1,4 +1,4 @@
-"""`make bench-cli`: processor time of one-shot commands over that of bare Python, a server and a scheduler being up.
+"""Processor time of one-shot commands over that of bare Python, beside a server and a scheduler: `python -m bench.cli`.
 
 Processor time (user and system, of the process alone, wait4(2)) and not wall time: other work on the machine moves it
 less. Every command is run once a round, in turn, so that all of them see the same machine.

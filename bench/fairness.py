@@ -1,4 +1,4 @@
-"""`make bench-fairness`: two tenants of weights 3 and 1 want all the GPUs for ten minutes; what each really had.
+"""`python -m bench.fairness`: two tenants of weights 3 and 1 want all the GPUs for ten minutes; what each really had.
 
 The real server, scheduler, worker and processes. Leases are counted four times a second as the leader tells them, from
 the moment when both tenants have jobs waiting. Prints the ratio and its part by minute; must be 3 within 5 %.
@@ -46,7 +46,7 @@ async def measure(minutes: float) -> int:
     kept = abs(ratio / 3 - 1) <= OFF_BY
     if minutes >= MINUTES:
         figures = {"weights 3:1, ratio": [ratio], "weights 3:1, off by %": [100 * abs(ratio / 3 - 1)]}
-        book.keep("fairness", "make bench-fairness", {f"{minutes:g} minutes": figures}, busy)
+        book.keep("fairness", "python -m bench.fairness", {f"{minutes:g} minutes": figures}, busy)
     print(f"weights 3:1 over {minutes:g} min: {ratio:.3f}, {'within' if kept else 'NOT within'} 5 %")
     return 0 if kept else 1
 

@@ -1,4 +1,4 @@
-"""`make bench-queueing`: waits on the Philly jobs, four virtual clusters: ours beside FIFO, EASY, greedy and SJF.
+"""`python -m bench.queueing`: waits on the Philly jobs, four virtual clusters: ours beside FIFO, EASY, greedy and SJF.
 
 The baselines are small simulations of their own: hosts of 8 GPUs, a gang of 8 or more takes whole free hosts, a smaller
 request the host with the least room that suffices, nothing is preempted. EASY and SJF are told the true durations, and
@@ -318,7 +318,7 @@ def main() -> int:
     if options.out is not None:
         options.out.write_text(text + "\n")
         figures = figures_of(found)
-        book.keep("queueing", "make bench-queueing", {"four virtual clusters": figures}, busy, options.out.name)
+        book.keep("queueing", "python -m bench.queueing", {"four virtual clusters": figures}, busy, options.out.name)
     return 0
 
 

@@ -181,7 +181,7 @@ async def core() -> Figures:
 
 
 async def steps() -> Figures:
-    """The scheduler's own work, on one core and without a socket, in a process of its own: see `make bench-core`."""
+    """The scheduler's own work, on one core and without a socket, in a process of its own: see `bench/steps.py`."""
     from bench.steps import path_to
 
     environment = {**os.environ, "PYTHONPATH": path_to(ROOT)}

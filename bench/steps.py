@@ -1,4 +1,4 @@
-"""`make bench-core`: the scheduler's CPU µs a job by step, on one core and without a socket.
+"""`python bench/steps.py`: the scheduler's CPU µs a job by step, on one core and without a socket.
 
 The production intake, engine and outgoing frames; between them the workers of a simulated fleet, whose facts of one
 record come before the next, as the agents send them. Only what the scheduler does is timed, and every round is scaled
@@ -346,7 +346,7 @@ def a_stick_s() -> float:
 
 STEPS_HEAD = """# The scheduler's CPU a job, by step
 
-Written by `make bench-core BEFORE=<revision>`: the endpoint's question without a socket, on one core, both trees in
+Written by `bench/steps.py --before <revision>`: the endpoint's question without a socket, on one core, both trees in
 turns, scaled by the stick beside each round (see `bench/steps.py`). What NATS costs the scheduler's process comes on
 top: `make bench` has the whole of it.
 

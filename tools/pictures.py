@@ -1,4 +1,4 @@
-"""The pictures of docs/scheduling.md, drawn by `moorage simulate`: `make pictures`.
+"""The pictures of docs/scheduling.md, drawn by `moorage simulate`: `python -m tools.pictures`.
 
 One is of a published trace, one of jobs that are made here, the same ones each time.
 """

@@ -1,4 +1,4 @@
-"""`make bench-peers`: ours beside other schedulers on this machine, one after the other in each round.
+"""`python -m bench.peers.run`: ours beside other schedulers on this machine, one after the other in each round.
 
 Writes bench/RESULTS-peers.md. A peer that cannot be installed is named with what to do about it; the others go on.
 """
@@ -67,7 +67,7 @@ RATIOS: tuple[tuple[str, str, str], ...] = (
 
 HEAD = """# Results beside others
 
-Written by `make bench-peers`: all on one machine, one after the other in each round; min, median and max. The settings
+Written by `python -m bench.peers.run`: all on one machine, in turn in each round; min, median and max. The settings
 stand in each peer's runner in `bench/peers`; a few were tried for each, not all that there are.
 
 - Ours is durable (fsynced before a submit is answered) and the peers are not: Ray and Dask keep nothing, HyperQueue
@@ -115,7 +115,7 @@ def main() -> int:
     if not arguments.dry:
         (ROOT / "bench" / "RESULTS-peers.md").write_text(text)
         compared = {name_of(us, them, figure): values for us, them, figure, values in ratios(found)}
-        book.keep("peers", "make bench-peers", {"ours / theirs": compared}, busy, "RESULTS-peers.md")
+        book.keep("peers", "python -m bench.peers.run", {"ours / theirs": compared}, busy, "RESULTS-peers.md")
     return 0
 
 

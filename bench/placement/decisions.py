@@ -1,4 +1,6 @@
-"""`make bench-decisions`: what one decision of the ranker costs, in µs of processor time, on fleets in steady use.
+"""What one decision of the ranker costs, in µs of processor time, on fleets in steady use.
+
+Run by `python -m bench.placement.decisions`.
 
     python -m bench.placement.decisions [--decisions 4000] [--only 1213 10000 tenants] [--ranker fragments]
 
@@ -189,7 +191,7 @@ def fleets() -> dict[str, Callable[[], tuple[list[TraceHost], list[TraceTask]]]]
 
 HEAD: Final = """# What a decision costs
 
-Written by `make bench-decisions`, in µs of processor time; the fleets are described in `bench/placement/decisions.py`.
+Written by `python -m bench.placement.decisions`, which describes the fleets, in µs of processor time.
 Must and goal are mean / p99; `gang` is what taking the devices of one replica of a gang of 64 takes, `MiB` what the
 ranker holds.
 
@@ -244,7 +246,7 @@ def main() -> int:
         machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, numpy {numpy.__version__}"
         on = f"- {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, machine {busy:.0f} % busy before"
         PAGE.write_text("\n".join((HEAD + on, "", COLUMNS, *rows, "")))
-        book.keep("decisions", "make bench-decisions", chapters, busy, PAGE.name)
+        book.keep("decisions", "python -m bench.placement.decisions", chapters, busy, PAGE.name)
     return 0
 
 

@@ -189,7 +189,7 @@ def report(found: Found, published: Published, names: list[str], options: argpar
         [
             "# Results: placement",
             "",
-            "Written by `make bench-placement`. Allocated GPUs in percent once 100 % of them were asked for; the",
+            "Written by `python -m bench.placement.run`. Allocated GPUs in percent once 100 % were asked for; the",
             "experiment is described in `bench/placement/openb.py`, the policies in `docs/explanation/ranking.md`;",
             "lists whose names begin with `made-` are made from the others (`bench/placement/relatives.py`).",
             "",

@@ -1,4 +1,4 @@
-"""`make bench-placement`: allocation under saturation, ours against FGD and the classics, into RESULTS-placement.md.
+"""Allocation under saturation, ours against FGD and the classics: `python -m bench.placement.run`.
 
     python -m bench.placement.run [--traces FOLDER] [--seeds 10] [--lists default …] [--made] [--policies …] [--dry]
 
@@ -165,7 +165,13 @@ def main() -> int:
             for path in paths_of(jobs, options).values():
                 path.unlink()
         seeds = f"seeds {FIRST_SEED}..{FIRST_SEED + options.seeds - 1}"
-        book.keep("placement", "make bench-placement", {seeds: figures_of(found, published, names)}, busy, RESULTS.name)
+        book.keep(
+            "placement",
+            "python -m bench.placement.run",
+            {seeds: figures_of(found, published, names)},
+            busy,
+            RESULTS.name,
+        )
     return 0
 
 

@@ -1,4 +1,4 @@
-"""fsyncs for each acknowledged append to the ledger's stream: `make fsyncs`. Needs strace and the right to trace.
+"""fsyncs for each acknowledged append to the ledger: `python -m tests.chaos.fsyncs`. Needs strace.
 
 Counted at the server, by the kernel's own record of its system calls, while one append is in flight at a time.
 """

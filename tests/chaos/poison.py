@@ -1,4 +1,4 @@
-"""`make poison`: what a tenant whose requests make the scheduler fail costs another tenant.
+"""`python -m tests.chaos.poison`: what a tenant whose requests make the scheduler fail costs another tenant.
 
 For each place where the scheduler fails and each door (request or durable queue): the rate of an honest tenant alone,
 then beside a tenant that sends a hundred such requests a second, then alone. Prints one JSON line, and ends with 1

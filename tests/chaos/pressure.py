@@ -1,4 +1,6 @@
-"""Long pressure on real processes: `make soak MINUTES=30` (memory and descriptors), `make hostile` (who else suffers).
+"""Long pressure on real processes: memory and descriptors, and who else suffers.
+
+`python -m tests.chaos.pressure soak --minutes 30`, `python -m tests.chaos.pressure hostile`.
 
 Both run a whole moorage by the real command on a server of their own, measure from outside (/proc), print the figures
 as one JSON line, and end with 1 where a bound is broken.

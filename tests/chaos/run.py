@@ -1,4 +1,4 @@
-"""Fault runs on real processes: `make chaos` (some five minutes), `make chaos-long` (the figures).
+"""Fault runs on real processes: `python -m tests.chaos.run`, some five minutes; with `--long` the figures.
 
 One line repeats a run's plan: `python -m tests.chaos.run --seed SEED --only one`. The order of faults, what they hit
 and how long they last come from the seed; when exactly a process is hit is the machine's own doing. What was seen is

@@ -1,4 +1,4 @@
-"""How long a takeover takes, with the default numbers and under load: `make takeover` (`KILLS=10 CLUSTER=5`).
+"""How long a takeover takes, with the default numbers and under load: `python -m tests.chaos.takeover`.
 
 The scheduler that leads is killed (SIGKILL), on three servers together with the server that leads the ledger's stream;
 what counts is the time from the kill until a new submit is answered as accepted. A job runs through all of it and must

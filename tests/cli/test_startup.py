@@ -1,4 +1,4 @@
-"""What a one-shot command does not import: start-up is most of its processor time (`make bench-cli` measures it)."""
+"""What a one-shot command does not import: start-up is most of its processor time (see `bench/cli.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record what a release says on NATS and writes in its ledger: `make record-frames`, once a release, for the next one.
+"""Record what a release says on NATS and writes in its ledger, for the next one: `python -m tests.frames.record`.
 
 Its real scheduler, worker and command run as processes on a real server, and every message below `moorage.` and every
 answer is kept as it came, beside the ledger's records and a snapshot of the middle. `tests/frames/<major.minor>/`:

@@ -1,4 +1,4 @@
-"""A bounded round of `make fuzz`: whatever comes to a decoder, nothing escapes but the errors that it declares."""
+"""A bounded round of `tests/fuzz/many.py`: whatever comes to a decoder, only the errors that it declares escape."""
 
 from __future__ import annotations
 

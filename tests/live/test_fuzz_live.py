@@ -1,4 +1,4 @@
-"""A bounded round of `make fuzz` at running processes: see tests/fuzz/live.py."""
+"""A bounded round of `python -m tests.fuzz.live` at running processes: see tests/fuzz/live.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench-placement`: tasks come as in the published runs, and a run that was cut off goes on."""
+"""`python -m bench.placement.run`: tasks come as in the published runs, and a run that was cut off goes on."""
 
 from __future__ import annotations
 

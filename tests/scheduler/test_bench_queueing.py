@@ -1,4 +1,4 @@
-"""`make bench-queueing` and `make bench-ablation`: copies of a trace, figures, and parts that are switched off."""
+"""`bench.queueing` and `bench.ablation`: copies of a trace, figures, and parts that are switched off."""
 
 from __future__ import annotations
 

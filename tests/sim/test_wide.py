@@ -1,4 +1,4 @@
-"""Wide worlds, by seed: what `wide.py` adds to those of `test_seeds.py`. More: `make sim-wide`.
+"""Wide worlds, by seed: what `wide.py` adds to those of `test_seeds.py`. More: `python -m tests.sim.many --wide`.
 
 What they found, each with a test of its own and a mutant: a join that came late brought a worker back that had said
 goodbye; a device that was in another slot after a restart was used before its memory was seen free; a backup that was
@@ -35,6 +35,6 @@ def run(seed: int) -> WideWorld:
     try:
         world.run()
     except AssertionError as violated:
-        again = f"make sim-wide SEEDS=1 FROM={seed}"
+        again = f"python -m tests.sim.many --wide --seeds 1 --from {seed}"
         pytest.fail(f"seed {seed}: {violated}\nrun it again: {again}\n{dict(world.did)}")
     return world

@@ -1,4 +1,4 @@
-"""Many cases, on every core: `python -m tests.workloads.many --cases 10000`, or `make workloads`.
+"""Many cases, on every core: `python -m tests.workloads.many --cases 10000`.
 
 What has passed is remembered by the tree's content, so a run that was stopped goes on where it was; `--anew` forgets
 that. Each failing case is told as it fails, with the command that shows it, and all of them once more at the end.

@@ -1,6 +1,6 @@
 """Random ordinary workloads by seed: see `plan`, `world` and `reference`.
 
-More of them: `make workloads`. One of them, step by step: `python -m tests.workloads --seed 17`.
+More of them: `python -m tests.workloads.many`. One of them, step by step: `python -m tests.workloads --seed 17`.
 """
 
 from __future__ import annotations
