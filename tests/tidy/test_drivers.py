@@ -48,7 +48,6 @@ SAID: Final[dict[str, set[str]]] = {
     # of Apple's GPUs, a mode of a lease
     "schemas/moorage/schemas/gpu.py": {"vm"},
     # the same words, of no driver: attributes and a field of a file
-    "bus/moorage/bus/direct.py": {"handler"},
     "bus/moorage/bus/simulated/bus.py": {"handler"},
     "bus/moorage/bus/simulated/processes.py": {"process"},
     "bus/moorage/bus/subscription.py": {"handler"},

@@ -190,14 +190,6 @@ def texts(file: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_nats_py_is_imported_in_one_module() -> None:
-    """The one that keeps aiohttp out of every start, see there."""
-    found = [
-        file for room in ROOMS for file in sources(room) if any(re.match(r"nats\b", name) for name in imports(file))
-    ]
-    assert [str(file.relative_to(ROOT)) for file in found] == ["bus/moorage/bus/nats_py.py"]
-
-
 def test_subjects_are_spelled_in_one_module() -> None:
     spelled = re.compile(r"moorage\.(api|request|admin|events?|log|hello|load|fleet|worker\.\*|ledger|dlq)\.")
     for room in ("system", "bus", "scheduler", "worker", "client", "cli"):

@@ -4,7 +4,8 @@ What it adds to nats-py, each for a trap met there:
 - the first connect is retried and bounded; afterwards it reconnects for ever, even when the client closed itself;
 - a stopped server is noticed in seconds (pings), and awaited answers then fail at once as `Disconnected`;
 - refused permissions, which the server tells asynchronously, reach the caller they concern;
-- handlers are plain functions that are called where their messages are read (see `direct`);
+- handlers are plain functions, called in the order of their subscription; a message that nats-py drops for want of room
+  is a lost connection;
 - a message over max_payload never leaves: the server would cut the connection.
 """
 
@@ -15,9 +16,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import nats.errors
+from nats.aio.client import Client
+
 from moorage.bus.contexts import Context, resolve
-from moorage.bus.dialing import DRAIN_TIMEOUT_S, Dialer, abandon, quietly
-from moorage.bus.direct import DirectClient, header_block
+from moorage.bus.dialing import DEAD_CLIENT, DRAIN_TIMEOUT_S, Behind, Dialer, quietly
 from moorage.bus.errors import (
     BadSubject,
     BusError,
@@ -32,7 +35,6 @@ from moorage.bus.framing import check_filter, headers_size_bytes, new_inbox
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
-from moorage.bus.nats_py import nats
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import Delivery, Handler, Outgoing
 
@@ -42,9 +44,11 @@ GIVE_UP_AFTER_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 5.0
 #: After credentials were refused, as repairing them takes a person.
 REFUSED_WAIT_S: Final = 2.0
-#: nats-py can end without telling: when closing itself fails, or waits for a server that reads no more. This finds it.
+#: A client can end without a call of ours: when closing itself fails, or waits for a server that reads no more. This
+#: finds it.
 WATCH_INTERVAL_S: Final = 1.0
-_CANCEL_AGAIN_S: Final = 0.05
+#: of nats-py's wait for a PONG. One that comes later would stop its reader, so a round trip ends with its client alone
+_PONG_TIMEOUT_S: Final = 1_000_000_000
 
 _PERMISSION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
@@ -58,7 +62,8 @@ class Connection(Link):
         super().__init__(name, inbox_prefix, Answers(new_inbox(inbox_prefix)), State.CONNECTING, on_state, on_error)
         self.context = context
         self._dialer = Dialer(context, name, inbox_prefix, self._on_client_error, self._on_lost)
-        self._client = DirectClient()
+        self._client = Client()
+        self._behind = Behind()
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
         self._redialing: asyncio.Task[None] | None = None
@@ -89,11 +94,9 @@ class Connection(Link):
         if not self._connected.is_set():
             self.counters.sent_dropped += sum(1 for _ in batch)
             return 0
-        client, bytes_max = self._client, self.max_payload_bytes
-        put, publish = client.put, client.publish
+        publish, bytes_max = self._client.publish, self.max_payload_bytes
         handed = 0
         rest = iter(batch)
-        client.gathers = True
         try:
             for subject, payload, reply in rest:
                 if len(payload) > bytes_max:
@@ -101,28 +104,21 @@ class Connection(Link):
                     self._report(PayloadTooLarge(subject, len(payload), bytes_max))
                     continue
                 try:
-                    if not put(subject, payload, reply):
-                        await publish(subject, payload, reply)
+                    await publish(subject, payload, reply)
                 except nats.errors.BadSubjectError:
                     self.counters.sent_dropped += 1
                     self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
                     continue
                 handed += 1
-        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
+        except DEAD_CLIENT:
             # The connection went while this batch was being written; what is left of it is lost like the rest.
             self.counters.sent_dropped += 1 + sum(1 for _ in rest)
-        finally:
-            client.gathers = False
-            await quietly(client.write())
         self.counters.sent += handed
         return handed
 
-    def after_read(self, call: Callable[[], None]) -> None:
-        self._client.after_read(call)
-
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
-        """Call `handler` for each message of the subject. It runs while messages are read, so it may only put them into
-        a bounded queue.
+        """Call `handler` for each message of the subject, in the order in which the server sent them. Between two
+        subscriptions there is no order. The handler may only put messages into a bounded queue.
 
         Return when the server has taken the subscription. Return without that if there is no connection, or no answer
         of the server, within FLUSH_TIMEOUT_S: then the subscription is made with the next connection. Raises
@@ -151,11 +147,11 @@ class Connection(Link):
         if self._closing:
             raise ConnectionClosed(self.name)
         check_filter(subject)
-        subscription = Subscription(self._forget, subject, handler, queue)
+        subscription = Subscription(self._forget, self._on_handler_failed, subject, handler, queue)
         self._subscriptions[subscription] = None
         try:
             if self._connected.is_set():
-                await quietly(subscription.start(self._client))
+                await self._behind.run(quietly(subscription.start(self._client)))
         except BaseException:  # cancelled: nobody has it, so nobody could end it
             await self._forget(subscription)
             raise
@@ -167,17 +163,14 @@ class Connection(Link):
         if self._closing:
             raise ConnectionClosed(self.name)
         timeout_s = await self._await_connected("PING", timeout_s)
-        round_trip = asyncio.create_task(self._client.flush(timeout=int(timeout_s) + 1))
+        round_trip = self._behind.spawn(self._client.flush(timeout=_PONG_TIMEOUT_S))
         self._round_trips.add(round_trip)
-        try:
-            done, _ = await asyncio.wait({round_trip}, timeout=timeout_s)
-            if not done:
-                raise RequestTimeout("PING", timeout_s)
-            if round_trip.cancelled() or round_trip.exception() is not None:
-                raise Disconnected("PING")
-        finally:
-            round_trip.cancel()
-            self._round_trips.discard(round_trip)
+        round_trip.add_done_callback(self._round_trips.discard)
+        done, _ = await asyncio.wait({round_trip}, timeout=timeout_s)
+        if not done:
+            raise RequestTimeout("PING", timeout_s)
+        if round_trip.cancelled() or round_trip.exception() is not None:
+            raise Disconnected("PING")
 
     async def close(self) -> None:
         """Handle the messages that wait, let out those that were sent, and close. May be called again.
@@ -195,24 +188,10 @@ class Connection(Link):
         await _end(self._redialing)
         self._fail_waits()
         if self._connected.is_set():
-            draining = asyncio.create_task(quietly(self._client.drain()))
-            await asyncio.wait({draining}, timeout=DRAIN_TIMEOUT_S)
-            await _end(draining)
+            await asyncio.wait({self._behind.spawn(quietly(self._client.drain()))}, timeout=DRAIN_TIMEOUT_S)
         await self._drop(self._client)
         self._move(State.CLOSED)
         self._set_closed()
-
-    def ask(
-        self, answers: Answers, subject: str, payload: bytes, timeout_s: float
-    ) -> tuple[int, asyncio.Future[bytes]] | None:
-        if self._closing or len(payload) > self.max_payload_bytes or not self._connected.is_set():
-            return None
-        token, future = answers.open_payload(subject, timeout_s)
-        if not self._client.put(subject, payload, answers.reply_subject(token)):
-            answers.abandon(token)
-            return None
-        self._client.write_soon()
-        return token, future
 
     async def exchange(
         self,
@@ -225,32 +204,26 @@ class Connection(Link):
     ) -> list[Delivery]:
         if self._closing:
             raise ConnectionClosed(self.name)
-        block = header_block(headers) if headers else b""
-        size_bytes = len(payload) + (len(block) or headers_size_bytes(headers))
+        size_bytes = len(payload) + headers_size_bytes(headers)
         if size_bytes > self.max_payload_bytes:
             raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)
-        client, reply = self._client, answers.reply_subject(token)
+        reply = answers.reply_subject(token)
         try:
-            if block and client.put(subject, payload, reply, block):
-                await client.write()  # who appends has one under way, so that none of this turn would join it
-            elif not headers and client.put(subject, payload, reply):
-                client.write_soon()
-            else:
-                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
+            await self._client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
             return await future
-        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
-            raise Disconnected(subject) from None
         except nats.errors.BadSubjectError:
             raise BadSubject(subject, "no blanks in a subject, and not empty") from None
+        except DEAD_CLIENT:
+            raise Disconnected(subject) from None
         finally:
             answers.abandon(token)
 
     async def _forget(self, subscription: Subscription) -> None:
         self._subscriptions.pop(subscription, None)
-        await subscription.stop()
+        await self._behind.run(subscription.stop())
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
@@ -259,7 +232,7 @@ class Connection(Link):
         await self.open_inbox(self._answers)
         self._watching = asyncio.create_task(self._watch())
 
-    async def _adopt(self, client: DirectClient) -> None:
+    async def _adopt(self, client: Client) -> None:
         """Make `client` the one in use, with every subscription on it."""
         self._client = client
         while behind := [each for each in self._subscriptions if each.client is not client]:
@@ -276,12 +249,12 @@ class Connection(Link):
         self._connected.set()
         self._move(State.CONNECTED)
 
-    async def _drop(self, client: DirectClient) -> None:
+    async def _drop(self, client: Client) -> None:
         # Each subscription by itself: closing on a dead socket raises before nats-py has ended their tasks.
         for subscription in list(self._subscriptions):
             if subscription.client is client:
                 await subscription.stop()
-        await abandon(client)
+        await self._dialer.abandon(client)
 
     async def _redial(self) -> None:
         told = False
@@ -294,11 +267,6 @@ class Connection(Link):
                     self._report(error)
                 told = True
                 await asyncio.sleep(REFUSED_WAIT_S)
-            except asyncio.CancelledError:
-                # nats-py cancels tasks of its own that it awaits; ended for ever is this one only by our `close`
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
             except Exception as error:  # whatever nats-py or the event loop makes of a dead socket: dial again
                 self._report(HandlerFailed("a reconnect", error))
                 await asyncio.sleep(REFUSED_WAIT_S)
@@ -311,7 +279,7 @@ class Connection(Link):
 
     # -- what the client tells ----------------------------------------------------------------------------------
 
-    def _on_lost(self, client: DirectClient) -> None:
+    def _on_lost(self, client: Client) -> None:
         if client is not self._client or self._closing:
             return
         for round_trip in self._round_trips:
@@ -320,12 +288,15 @@ class Connection(Link):
         if self._redialing is None or self._redialing.done():
             self._redialing = asyncio.get_running_loop().create_task(self._redial())
 
-    def _on_client_error(self, client: DirectClient, error: Exception) -> None:
+    def _on_client_error(self, client: Client, error: Exception) -> None:
         if found := _PERMISSION.search(str(error)):
             self._on_refused(PermissionRefused(*found.groups()))
-        elif not isinstance(error, (nats.errors.Error, OSError, TimeoutError)):  # of the link: the client dials again
-            self.counters.handler_failures += 1
-            self._report(HandlerFailed("a subscription", error))
+        elif isinstance(error, nats.errors.SlowConsumerError):  # a message was dropped, and the order has a gap
+            self._on_lost(client)
+
+    def _on_handler_failed(self, error: Exception) -> None:
+        self.counters.handler_failures += 1
+        self._report(HandlerFailed("a subscription", error))
 
     def _on_refused(self, refused: PermissionRefused) -> None:
         self.counters.permission_refusals += 1
@@ -366,6 +337,6 @@ async def connect(
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:
-    while task is not None and not task.done():
-        task.cancel()  # again and again: nats-py swallows a cancellation in places
-        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})

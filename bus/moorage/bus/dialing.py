@@ -1,26 +1,29 @@
 """Get one connected nats-py client for a context, or the cause why there is none.
 
-Each client lives for one socket. nats-py's own reconnect leaves a socket open for every handshake that fails (seen with
-refused credentials and with a stopped server), keeps frames to send later, and never ends when the client closes
-itself. So the first sign of loss is told to `on_lost`, and the connection dials a new client.
+Each client lives for one socket (`allow_reconnect=False`): nats-py's own reconnect keeps frames to send later, leaves a
+socket open for every handshake that fails, and never ends when the client closes itself. So the first sign of loss is
+told to `on_lost`, and the connection dials a new client.
+
+A cancelled caller interrupts no call of nats-py, which swallows cancellations in places: the call goes on in the
+background (`Behind`), and what it made is closed there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import importlib
+import logging
 import ssl
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
 
+import nats.errors
 import tenacity
+from nats.aio.client import Client
 
 from moorage.bus.contexts import Context
-from moorage.bus.direct import DirectClient, NotEncrypted
 from moorage.bus.errors import BadContext, BusError, CannotConnect, NotAuthorized, NotNats
-from moorage.bus.nats_py import Client, load_web_sockets, nats
 
 #: A silent server is noticed within about PING_INTERVAL_S * (PINGS_OUTSTANDING_MAX + 1).
 PING_INTERVAL_S: Final = 2
@@ -31,20 +34,54 @@ CONNECT_TIMEOUT_S: Final = 2
 RETRY_WAIT_S_MIN: Final = 0.05
 RETRY_WAIT_S_MAX: Final = 1.0
 DRAIN_TIMEOUT_S: Final = 5
+#: How long a close is waited for. With bytes unsent to a server that reads no more it ends only with the socket.
+CLOSE_TIMEOUT_S: Final = 1.0
 #: Bytes that wait for the socket before a publish itself waits.
 SOCKET_BACKLOG_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Longest such wait; without it a publish whose socket dies meanwhile would wait for ever.
 BACKLOG_WAIT_S_MAX: Final = 2.0
 
-#: What touching a client without a living socket may raise: asyncio's transports OSError, uvloop's RuntimeError.
-DEAD_CLIENT: Final = (nats.errors.Error, OSError, AssertionError, RuntimeError)
+#: What touching a client without a living socket may raise: asyncio's transports OSError, uvloop's RuntimeError, and
+#: from Python 3.12 to 3.13.6 `writelines` of a lost socket TypeError.
+DEAD_CLIENT: Final = (nats.errors.Error, OSError, AssertionError, RuntimeError, TypeError)
+
+#: what asyncio warns of at the end of each connection that `start_tls` encrypted, as nats-py's readers do not know that
+_END_OF_TLS: Final = "returning true from eof_received() has no effect when using ssl"
+logging.getLogger("asyncio").addFilter(lambda record: record.msg != _END_OF_TLS)
 
 _TRUST: Final = "set ca in the context to the authority of the server's certificate, and name the server as that does"
 
+#: OpenSSL's words for an answer that is no TLS
+_NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+
 _CERTIFICATE: Final = "set cert and key in the context to a pair that the server's authority has signed"
 
-OnError = Callable[[DirectClient, Exception], None]
-OnLost = Callable[[DirectClient], None]
+OnError = Callable[[Client, Exception], None]
+OnLost = Callable[[Client], None]
+T = TypeVar("T")
+
+
+class Behind:
+    """Calls of nats-py that no cancellation of their callers interrupts."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a call. It goes on whatever becomes of the caller; what it raises is for those who await it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a call; if the caller is cancelled, the call goes on in the background."""
+        return await asyncio.shield(self.spawn(work))
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # asyncio warns of exceptions that nobody has asked for
 
 
 class Dialer:
@@ -56,10 +93,11 @@ class Dialer:
         self._inbox_prefix = inbox_prefix
         self._on_error = on_error
         self._on_lost = on_lost
-        self._connected: DirectClient | None = None  # the last one that was
+        self._connected: Client | None = None  # the last one that was
         self._gossiped: list[str] = []
+        self._behind = Behind()
 
-    async def dial(self, give_up_after_s: float | None) -> DirectClient:
+    async def dial(self, give_up_after_s: float | None) -> Client:
         """Return a connected client. While no server is reached, tries again for `give_up_after_s` seconds (None: for
         ever).
 
@@ -73,8 +111,8 @@ class Dialer:
         )
         return await attempts(self._dial_once)
 
-    async def _dial_once(self) -> DirectClient:
-        client = DirectClient(encrypted=self._context.tls() is not None)
+    async def _dial_once(self) -> Client:
+        client = Client()
         causes: list[Exception] = []
         connected = False
 
@@ -88,32 +126,42 @@ class Dialer:
             if connected:
                 self._on_lost(client)
 
-        options = _options(self._context)
         servers = self._context.servers
-        if any(server.startswith(("ws://", "wss://")) for server in servers):
-            load_web_sockets()
         if self._connected is not None:  # its server tells of others as they come, not only at first
             self._gossiped = [uri.geturl() for uri in self._connected.discovered_servers] or self._gossiped
-        try:
-            await client.connect(
+        connecting = self._behind.spawn(
+            client.connect(
                 [*servers, *(url for url in self._gossiped if url not in servers)],
                 name=self._name,
                 inbox_prefix=self._inbox_prefix,
                 error_cb=on_error,
                 disconnected_cb=on_lost,
                 closed_cb=on_lost,
-                **options,
+                **_options(self._context),
             )
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            await abandon(client)
-            raise self._why_not(causes[0] if causes else error, client.was_heard) from None
+        )
+        try:
+            await asyncio.wait({connecting})
         except BaseException:
-            await abandon(client)
+            self._behind.spawn(_close_behind(client, connecting))
             raise
+        # nats-py lets out cancellations of tasks of its own that it awaits
+        error = ConnectionError("nats-py gave up") if connecting.cancelled() else connecting.exception()
+        if isinstance(error, nats.errors.Error | OSError | TimeoutError):
+            await self.abandon(client)
+            # a server that cannot be reached is told to `on_error` alone; what is raised then is that none is left
+            was_heard = not isinstance(error, nats.errors.NoServersError)
+            raise self._why_not(causes[0] if causes else error, was_heard) from None
+        if error is not None:
+            raise error
         connected = True
-        client.read_at_once()
         self._connected = client
         return client
+
+    async def abandon(self, client: Client) -> None:
+        """Close a client that may never have connected, or whose socket is dead; waits for CLOSE_TIMEOUT_S at most."""
+        if client.options and not client.is_closed:
+            await asyncio.wait({self._behind.spawn(quietly(client.close()))}, timeout=CLOSE_TIMEOUT_S)
 
     def _why_not(self, cause: Exception, was_heard: bool) -> BusError:
         text = str(cause).lower()
@@ -123,31 +171,23 @@ class Dialer:
             return BadContext(f"TLS: {cause.verify_message}", key="ca", next_step=_TRUST)
         if "CERTIFICATE_REQUIRED" in str(cause):
             return BadContext("TLS: the server asks for a certificate of ours", key="cert", next_step=_CERTIFICATE)
-        if isinstance(cause, NotEncrypted):
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
             return BadContext(
-                f"TLS: the server at {self._context.safe_url} offers none, and nothing was sent to it",
+                f"TLS: the server at {self._context.safe_url} offers none at the start of a connection,"
+                " and nothing was sent to it",
                 key="url",
-                next_step="turn TLS on at the server (its tls block); or, to connect without TLS, use a nats:// URL,"
-                " and set neither ca nor cert nor tls_first",
+                next_step="set `handshake_first: auto` in the tls block of the server, which needs nats-server 2.10 or"
+                " newer; or, to connect without TLS, use a nats:// URL, and set neither ca nor cert nor tls_first",
             )
         if was_heard and (isinstance(cause, TimeoutError) or "INFO message" in str(cause)):
             return NotNats(self._context.safe_url)
         return CannotConnect(self._context.safe_url, cause)
 
 
-async def abandon(client: Client) -> None:
-    """Close a client that may never have connected, or whose socket is dead; what it had not written is lost."""
-    # Private, as nats-py offers no abort: with bytes unsent to a server that reads no more, its close never ends.
-    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
-    if isinstance(writer, asyncio.StreamWriter):
-        # a transport with TLS that was closed twice fails here (CPython before 3.11.4): nothing of it is left to end
-        with contextlib.suppress(AttributeError):
-            writer.transport.abort()
-    try:
-        if client.options and not client.is_closed:
-            await client.close()
-    except DEAD_CLIENT:
-        pass  # it had not come as far as a socket, or has none any more
+async def _close_behind(client: Client, connecting: asyncio.Task[None]) -> None:
+    """Close a client whose caller no longer waits for it."""
+    await asyncio.wait({connecting})
+    await quietly(client.close())
 
 
 async def quietly(awaitable: Awaitable[object]) -> None:
@@ -158,11 +198,15 @@ async def quietly(awaitable: Awaitable[object]) -> None:
         pass
 
 
+def _over_web_sockets(context: Context) -> bool:
+    return any(server.startswith(("ws://", "wss://")) for server in context.servers)
+
+
 def _options(context: Context) -> dict[str, Any]:
     user, password, token = context.login
     options: dict[str, Any] = {
-        "allow_reconnect": True,
-        # Only the handshake's: every server is tried twice, then the cause is known.
+        "allow_reconnect": False,
+        # of the first connect: every server that cannot be reached is tried twice, then the cause is known
         "max_reconnect_attempts": 1,
         "reconnect_time_wait": RETRY_WAIT_S_MIN,
         "connect_timeout": CONNECT_TIMEOUT_S,
@@ -172,7 +216,8 @@ def _options(context: Context) -> dict[str, Any]:
         "pending_size": SOCKET_BACKLOG_BYTES_MAX,
         "flush_timeout": BACKLOG_WAIT_S_MAX,
         "tls": context.tls(),
-        "tls_handshake_first": context.tls_first,
+        # without it nats-py encrypts only if the first line of the server says so, and that line can be forged
+        "tls_handshake_first": context.tls() is not None and not _over_web_sockets(context),
         "user": user or None,
         "password": password if user else None,
         "token": token or None,

@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -57,8 +57,7 @@ class _Waiting(msgspec.Struct, eq=False, gc=False):
 
     subject: str
     timeout_s: float
-    future: asyncio.Future[Any]
-    is_payload: bool = True  # the future is for the payload of a single reply
+    future: asyncio.Future[list[Delivery]]
     is_last: Callable[[Delivery], bool] | None = None
     gathered: list[Delivery] | None = None  # so far, where more are to come
 
@@ -100,16 +99,6 @@ class Answers:
         true (`timeout_s` then is the longest silence before a reply). The future fails with `RequestTimeout`,
         `NoResponders`, or as `fail_all` says. Raises `TooManyWaiting`.
         """
-        token, entry = self._open(subject, timeout_s)
-        entry.is_payload, entry.is_last = False, is_last
-        return token, entry.future
-
-    def open_payload(self, subject: str, timeout_s: float) -> tuple[int, asyncio.Future[bytes]]:
-        """Do the same as `open` for a single reply, but the future gets the payload alone."""
-        token, entry = self._open(subject, timeout_s)
-        return token, entry.future
-
-    def _open(self, subject: str, timeout_s: float) -> tuple[int, _Waiting]:
         waiting = self._waiting
         if len(waiting) >= self.waiting_max:
             raise TooManyWaiting(self.waiting_max)
@@ -117,9 +106,9 @@ class Answers:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        waiting[token] = entry = _Waiting(subject, timeout_s, loop.create_future())
+        waiting[token] = entry = _Waiting(subject, timeout_s, loop.create_future(), is_last)
         self._look_at(loop, loop.time() + timeout_s, token)
-        return token, entry
+        return token, entry.future
 
     def reply_subject(self, token: int) -> str:
         return f"{self.base}.{token}"
@@ -166,10 +155,8 @@ class Answers:
             del self._waiting[token]
             self._fail(entry, NoResponders(entry.subject))
             return
-        found: Any = [delivery]
-        if entry.is_payload:
-            found = delivery.data
-        elif entry.is_last is not None:
+        found = [delivery]
+        if entry.is_last is not None:
             if entry.gathered is not None:
                 entry.gathered.append(delivery)
                 found = entry.gathered
@@ -186,15 +173,8 @@ class Answers:
         except UNREADABLE:
             self.bad_frames += 1
             return
-        received, waiting = frame.received_monotonic_s, self._waiting
         for token, payload in pairs:
-            entry = waiting.get(token)
-            if entry is not None and entry.is_payload:
-                del waiting[token]
-                if not entry.future.done():
-                    entry.future.set_result(payload)
-            else:
-                self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, received))
+            self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, frame.received_monotonic_s))
 
     def _look_at(self, loop: asyncio.AbstractEventLoop, at_s: float, token: int) -> None:
         """Look at this time of the loop's clock whether this token still waits."""
@@ -251,10 +231,6 @@ class InboxTransport(Protocol):
 
     async def close_inbox(self, answers: Answers, subscription: Subscribed) -> None: ...
 
-    def ask(
-        self, answers: Answers, subject: str, payload: bytes, timeout_s: float
-    ) -> tuple[int, asyncio.Future[bytes]] | None: ...
-
     async def exchange(
         self,
         answers: Answers,
@@ -296,35 +272,13 @@ class Mux:
     def waiting(self) -> int:
         return len(self._answers)
 
-    def ask(self, subject: str, payload: bytes, timeout_s: float) -> tuple[int, Awaitable[bytes]]:
-        """Begin a `request`; it is sent at once if the connection allows it. Return a token, and what to await now.
-
-        If it is not sent at once, it is sent when that is awaited, and the token is 0.
-
-        For callers with so many requests that one more coroutine each would cost too much. If awaiting raises, call
-        `abandon` with the token.
-        """
-        asked = self._connection.ask(self._answers, subject, payload, timeout_s)
-        return (0, self._exchange(subject, payload, timeout_s)) if asked is None else asked
-
-    async def _exchange(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        return (await self._connection.exchange(self._answers, subject, payload, timeout_s, None, None))[0].data
-
-    def abandon(self, token: int) -> None:
-        self._answers.abandon(token)
-
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         """Send one request and wait for the payload of its answer.
 
         Raises `RequestTimeout`, `NoResponders`, `Disconnected` (answer unknown: send the same id again),
         `TooManyWaiting`, `PermissionRefused`, `PayloadTooLarge`, `ConnectionClosed`.
         """
-        token, answer = self.ask(subject, payload, timeout_s)
-        try:
-            return await answer
-        except BaseException:
-            self.abandon(token)
-            raise
+        return (await self._connection.exchange(self._answers, subject, payload, timeout_s, None, None))[0].data
 
     async def close(self) -> None:
         if self._subscription is not None:

@@ -89,10 +89,8 @@ class Link:
     # -- what carries the messages --------------------------------------------------------------------------------
 
     def after_read(self, call: Callable[[], None]) -> None:
-        """Call a function once the handlers have had all messages that were read together with the present one.
-
-        Outside of a handler, or if messages come one by one, it is called in the next turn of the loop. The function
-        may not raise.
+        """Call a function in the next turn of the loop: the handlers have then had all messages that were read together
+        with the present one. The function may not raise.
         """
         asyncio.get_running_loop().call_soon(call)
 
@@ -101,16 +99,6 @@ class Link:
 
     async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
         raise NotImplementedError
-
-    def ask(
-        self, answers: Answers, subject: str, payload: bytes, timeout_s: float
-    ) -> tuple[int, asyncio.Future[bytes]] | None:
-        """Publish a request now, without waiting. Returns its token and the future of its answer's payload.
-
-        Returns None if it cannot be sent at once, for any reason: call `exchange` then, which waits or raises the
-        error. A caller that stops waiting calls `abandon` with the token. Raises `TooManyWaiting`.
-        """
-        return None
 
     async def exchange(
         self,

@@ -277,6 +277,8 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
         lines += [
             "tls {",
             *files,
+            "  # clients of moorage begin with TLS; other clients may wait for the first line of the server",
+            "  handshake_first: auto",
             "  # the subject of a client's certificate is the user's name",
             "  verify_and_map: true",
         ]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
 
 from moorage.bus.dialing import quietly
-from moorage.bus.direct import DirectClient, DirectSubscription, callback_of
 from moorage.bus.errors import PermissionRefused
-from moorage.bus.nats_py import Client
-from moorage.bus.nats_py import Subscription as NatsSubscription
-from moorage.bus.transport import Handler
+from moorage.bus.transport import Delivery, Handler
+
+#: What may wait in nats-py's queue between two turns of the event loop. Handlers only enqueue, so a turn empties the
+#: queue; a connection in which it fills up all the same is lost (`SlowConsumerError`).
+PENDING_MESSAGES_MAX: Final = 1_000_000
+PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 
 Forget = Callable[["Subscription"], Awaitable[None]]
 
@@ -17,14 +24,17 @@ Forget = Callable[["Subscription"], Awaitable[None]]
 class Subscription:
     """A standing subscription. It survives reconnects, because `start` puts it on each new client.
 
-    `client` is the one it is on now, None before the first. `forget` is called to end it. `refused` says why a server
-    refused it.
+    `client` is the one it is on now, None before the first. `forget` is called to end it, `failed` with what its
+    handler raises. `refused` says why a server refused it.
     """
 
-    __slots__ = ("_forget", "_nats", "client", "handler", "queue", "refused", "subject")
+    __slots__ = ("_failed", "_forget", "_nats", "client", "handler", "queue", "refused", "subject")
 
-    def __init__(self, forget: Forget, subject: str, handler: Handler, queue: str) -> None:
+    def __init__(
+        self, forget: Forget, failed: Callable[[Exception], None], subject: str, handler: Handler, queue: str
+    ) -> None:
         self._forget = forget
+        self._failed = failed
         self.client: Client | None = None
         self._nats: NatsSubscription | None = None
         self.subject = subject
@@ -37,16 +47,29 @@ class Subscription:
         await self._forget(self)
 
     async def start(self, client: Client) -> None:
+        """Subscribe on a client. Raises errors of nats-py if its socket is dead."""
         self.client, self.refused = client, None
-        if not self.queue and isinstance(client, DirectClient):
-            self._nats = client.listen(self.subject, self.handler)
-            if self._nats is not None:
-                return
-        self._nats = await client.subscribe(self.subject, queue=self.queue, cb=callback_of(self.handler))
+
+        async def on_message(msg: Msg) -> None:
+            if self.client is client:  # nats-py hands out what waits after an `unsubscribe`, too
+                try:
+                    self.handler(Delivery(msg.subject, msg.reply, msg.data, msg.headers))
+                except Exception as error:
+                    self._failed(error)
+
+        started = await client.subscribe(
+            self.subject,
+            queue=self.queue,
+            cb=on_message,
+            pending_msgs_limit=PENDING_MESSAGES_MAX,
+            pending_bytes_limit=PENDING_BYTES_MAX,
+        )
+        if self.client is client:
+            self._nats = started
+        else:  # ended meanwhile
+            await quietly(started.unsubscribe())
 
     async def stop(self) -> None:
         inner, self._nats, self.client = self._nats, None, None
-        if isinstance(inner, DirectSubscription):
-            inner.end()
-        elif inner is not None:
+        if inner is not None:
             await quietly(inner.unsubscribe())

@@ -60,8 +60,6 @@ class _NotNow(Exception):
 
 
 _RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNow)
-#: failures of a try that `Asking.go_on` handles
-TRIED: Final = (BusError, _NotNow)
 
 
 class Asking:
@@ -90,26 +88,10 @@ class Asking:
         `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for a mistake of the caller.
         """
         ends_s = time.monotonic() + deadline_s
-        try:
+        try:  # the first try does without tenacity, which costs ten times as much: nearly every request needs one alone
             return answered(decode(await asker.request(subject, payload, min(TRY_S, deadline_s))))
-        except TRIED as error:
+        except (BusError, _NotNow) as error:
             failed = error
-        return await self.go_on(failed, asker, subject, payload, decode, deadline_s, ends_s)
-
-    async def go_on(
-        self,
-        failed: Exception,
-        asker: Asker,
-        subject: str,
-        payload: bytes,
-        decode: Callable[[bytes], T | Problem],
-        deadline_s: float,
-        ends_s: float,
-    ) -> T:
-        """Continue an `ask` whose first try `failed` with one of TRIED.
-
-        The first try does without tenacity, which costs ten times as much: nearly every request needs one try only.
-        """
         if isinstance(failed, BusError) and not isinstance(failed, _RETRIED):
             raise unanswered(self.refused or failed, self.where, deadline_s) from None
         once = partial(_once, asker, subject, payload, decode, ends_s)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from moorage.client.asking import TRIED, TRY_S, answered, decode_accepted, decode_batch, decode_flag
+from moorage.client.asking import decode_accepted, decode_batch, decode_flag
 from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
 from moorage.client.durations import Duration, seconds
@@ -95,19 +94,7 @@ class AsyncClient(Connected):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         job, request, body = self._requests.prepared(what, gpu, key, fields)
         story = None if self._following is None else self._following.feed.expect(job)
-        # `_ask` without its coroutines: they cost a fifth of a submit with a thousand others in flight
-        mux, subject, timeout_s, token = self._opened(), self._submit_subject, self.timeout_s, 0
-        ends_s, failed = time.monotonic() + timeout_s, None
-        try:
-            token, answer = mux.ask(subject, body, min(TRY_S, timeout_s))
-            accepted = answered(decode_accepted(await answer))
-        except TRIED as error:
-            failed = error
-        except BaseException:  # it is cancelled
-            mux.abandon(token)
-            raise
-        if failed is not None:
-            accepted = await self._asking.go_on(failed, mux, subject, body, decode_accepted, timeout_s, ends_s)
+        accepted = await self._request(self._submit_subject, body, decode_accepted)
         return _job_class()(self, accepted.job, accepted, request, story)
 
     async def submit_handler(

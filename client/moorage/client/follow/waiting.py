@@ -6,6 +6,7 @@ import asyncio
 
 from moorage.bus.errors import RequestTimeout
 from moorage.bus.inbox import Answers
+from moorage.bus.transport import Delivery
 
 
 class Waiting:
@@ -16,12 +17,12 @@ class Waiting:
     def __init__(self, waits: Answers, silences: Answers) -> None:
         self._waits = waits
         self._silences = silences
-        self._awaited: asyncio.Future[bytes] | None = None
+        self._awaited: asyncio.Future[list[Delivery]] | None = None
 
     def wake(self) -> None:
         """End the present wait, if there is one. First change the state that the waiting task checks."""
         if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_result(b"")
+            self._awaited.set_result([])
 
     async def wait(self, at_most_s: float) -> bool:
         """Wait for `wake`, and return whether it came in time. Raises `ConnectionClosed` once the client is closed."""
@@ -35,7 +36,7 @@ class Waiting:
         return await self._wait(self._silences, at_most_s)
 
     async def _wait(self, waits: Answers, at_most_s: float) -> bool:
-        token, self._awaited = waits.open_payload("", at_most_s)
+        token, self._awaited = waits.open("", at_most_s)
         try:
             await self._awaited
         except RequestTimeout:

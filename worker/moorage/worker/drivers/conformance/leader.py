@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 
-from moorage.bus.nats_py import Client, Msg, nats
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import (
