@@ -18,7 +18,7 @@ from tests.cli.node import Node
 from tests.waiting import until
 
 #: more steps than anything here takes
-STEPS_MAX = 100
+STEPS_MAX = 200
 
 
 class CancelledAt:

@@ -94,7 +94,7 @@ class Connection(Link):
         if not self._connected.is_set():
             self.counters.sent_dropped += sum(1 for _ in batch)
             return 0
-        publish, bytes_max = self._client.publish, self.max_payload_bytes
+        client, bytes_max = self._client, self.max_payload_bytes
         handed = 0
         rest = iter(batch)
         try:
@@ -104,7 +104,7 @@ class Connection(Link):
                     self._report(PayloadTooLarge(subject, len(payload), bytes_max))
                     continue
                 try:
-                    await publish(subject, payload, reply)
+                    await client.publish(subject, payload, reply)
                 except nats.errors.BadSubjectError:
                     self.counters.sent_dropped += 1
                     self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
@@ -113,6 +113,7 @@ class Connection(Link):
         except DEAD_CLIENT:
             # The connection went while this batch was being written; what is left of it is lost like the rest.
             self.counters.sent_dropped += 1 + sum(1 for _ in rest)
+            self._on_lost(client)
         self.counters.sent += handed
         return handed
 
@@ -210,14 +211,16 @@ class Connection(Link):
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)
-        reply = answers.reply_subject(token)
+        client, reply = self._client, answers.reply_subject(token)
         try:
-            await self._client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
+            try:
+                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
+            except nats.errors.BadSubjectError:
+                raise BadSubject(subject, "no blanks in a subject, and not empty") from None
+            except DEAD_CLIENT:  # known here first; a caller that repeats at once would keep nats-py from telling it
+                self._on_lost(client)
+                raise Disconnected(subject) from None
             return await future
-        except nats.errors.BadSubjectError:
-            raise BadSubject(subject, "no blanks in a subject, and not empty") from None
-        except DEAD_CLIENT:
-            raise Disconnected(subject) from None
         finally:
             answers.abandon(token)
 

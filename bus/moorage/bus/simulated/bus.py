@@ -57,7 +57,7 @@ class SimulatedSubscription:
     """A standing subscription, whose handler is called as each message arrives. The simulated bus refuses none."""
 
     refused: None = None
-    __slots__ = ("connection", "handler", "open", "pattern", "prefix", "queue", "subject")
+    __slots__ = ("connection", "handler", "lane", "open", "pattern", "prefix", "queue", "subject")
 
     def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
         self.connection = connection
@@ -67,6 +67,7 @@ class SimulatedSubscription:
         self.handler = handler
         self.queue = queue
         self.open = True
+        self.lane = connection.new_lane()  # no order holds between two subscriptions
 
     async def unsubscribe(self) -> None:
         self.connection.forget(self)
@@ -215,7 +216,7 @@ class SimulatedBus:
         carry = self.network.carry
         for each in hearers:
             receiver = each.connection
-            carry(sender, receiver.name, partial(receiver.deliver, each, subject, payload, reply, headers))
+            carry(sender, receiver.name, partial(receiver.deliver, each, subject, payload, reply, headers), each.lane)
         return bool(hearers)
 
     def _answer(self, account: _Account, reply: str, payload: bytes, headers: dict[str, str] | None) -> None:
@@ -258,7 +259,7 @@ class SimulatedBus:
                 for payload, headers in replies:
                     each.connection.deliver(each, reply, payload, "", headers)
 
-            self.network.carry(SERVER, each.connection.name, arrive)
+            self.network.carry(SERVER, each.connection.name, arrive, each.lane)
 
 
 class SimulatedConnection(Link):
@@ -374,6 +375,10 @@ class SimulatedConnection(Link):
             return await future
         finally:
             answers.abandon(token)
+
+    def new_lane(self) -> float:
+        """Return where messages of a new subscription stand among those that arrive at the same time: anywhere."""
+        return self._bus.network.random.random()
 
     # -- faults of its own link ---------------------------------------------------------------------------------
 

@@ -19,15 +19,17 @@ import msgspec
 SERVER: Final = "server"
 #: messages under way at once; beyond it a simulation is a runaway
 UNDER_WAY_MAX: Final = 1_000_000
+#: ways whose last arrival is kept; beyond it, those over which nothing is under way are forgotten
+WAYS_MAX: Final = 10_000
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """What may happen to a message, each with a probability of 0..1. `delay_ms` is (least, most), drawn evenly.
 
-    Messages of one pair keep their order, but with the probability `reorder` a message is held back for up to
-    `reorder_ms` more, and those after it pass. `lose_ack`: an append is stored and its answer lost, so the caller
-    cannot know. `deny_ack`: the part of these in which a refusal (10071) comes in place of the answer, as servers send
-    it when a stream changes its leader.
+    Messages from one sender to one subscription keep their order, as over nats-py; between two subscriptions there is
+    none. With the probability `reorder` a message is held back for up to `reorder_ms` more, and those after it pass.
+    `lose_ack`: an append is stored and its answer lost, so the caller cannot know. `deny_ack`: the part of these in
+    which a refusal (10071) comes in place of the answer, as servers send it when a stream changes its leader.
     """
 
     drop: float = 0.0
@@ -70,9 +72,9 @@ class FaultyNetwork:
         self._groups: list[frozenset[str]] = []
         self._isolated: set[str] = set()
         self._acks_to_lose: Counter[str] = Counter()
-        self._under_way: list[tuple[float, int, str, str, Callable[[], None]]] = []
+        self._under_way: list[tuple[float, float, int, str, str, Callable[[], None]]] = []
         self._sent = 0
-        self._last_due_s: dict[tuple[str, str], float] = {}
+        self._last_due_s: dict[tuple[str, str, float], float] = {}  # by sender, receiver and lane
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_due_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,8 +147,9 @@ class FaultyNetwork:
         self.counters["denied_acks"] += denied
         return denied
 
-    def carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
-        """Call `arrive` when the message arrives: once, twice or never."""
+    def carry(self, sender: str, receiver: str, arrive: Callable[[], None], lane: float = 0.0) -> None:
+        """Call `arrive` when the message arrives: once, twice or never. The order of a sender's messages holds within a
+        `lane`: what arrives at the same time arrives in the order of the lanes."""
         if (self._groups or self._isolated) and not self.reaches(sender, receiver):
             self.counters["cut"] += 1
             return
@@ -155,15 +158,15 @@ class FaultyNetwork:
         if faults.drop and chance() < faults.drop:
             self.counters["dropped"] += 1
             return
-        self._send(sender, receiver, arrive, faults)
+        self._send(sender, receiver, arrive, faults, lane)
         if faults.duplicate and chance() < faults.duplicate:
             self.counters["duplicated"] += 1
-            self._send(sender, receiver, arrive, faults)
+            self._send(sender, receiver, arrive, faults, lane)
 
-    def _send(self, sender: str, receiver: str, arrive: Callable[[], None], faults: Faults) -> None:
+    def _send(self, sender: str, receiver: str, arrive: Callable[[], None], faults: Faults, lane: float) -> None:
         if len(self._under_way) >= UNDER_WAY_MAX:
             raise RuntimeError(f"{UNDER_WAY_MAX} simulated messages are under way at once")
-        loop, pair = asyncio.get_running_loop(), (sender, receiver)
+        loop, way = asyncio.get_running_loop(), (sender, receiver, lane)
         due_s = loop.time()
         if faults.delay_ms[1]:
             least_ms, most_ms = faults.delay_ms
@@ -172,9 +175,12 @@ class FaultyNetwork:
             self.counters["reordered"] += 1
             due_s += self.random.uniform(0, faults.reorder_ms) / 1000
         else:
-            due_s = self._last_due_s[pair] = max(due_s, self._last_due_s.get(pair, 0.0))
+            due_s = self._last_due_s[way] = max(due_s, self._last_due_s.get(way, 0.0))
+            if len(self._last_due_s) > WAYS_MAX:
+                now_s = loop.time()
+                self._last_due_s = {way: at_s for way, at_s in self._last_due_s.items() if at_s >= now_s}
         self._sent += 1
-        heapq.heappush(self._under_way, (due_s, self._sent, sender, receiver, arrive))
+        heapq.heappush(self._under_way, (due_s, lane, self._sent, sender, receiver, arrive))
         self._set_timer(loop)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -200,8 +206,8 @@ class FaultyNetwork:
         loop, last = asyncio.get_running_loop(), self._sent
         now_s, carried = loop.time(), 0
         try:
-            while self._under_way and self._under_way[0][0] <= now_s and self._under_way[0][1] <= last:
-                _, _, sender, receiver, arrive = heapq.heappop(self._under_way)
+            while self._under_way and self._under_way[0][0] <= now_s and self._under_way[0][2] <= last:
+                _, _, _, sender, receiver, arrive = heapq.heappop(self._under_way)
                 if (self._groups or self._isolated) and not self.reaches(sender, receiver):
                     self.counters["cut"] += 1
                     continue
