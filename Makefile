@@ -85,6 +85,7 @@ workloads: $(STAMP)  ## random fleets, requests and acts, confirmed by a referen
 	$(BIN)/python -m tests.workloads.many --cases $(CASES) --from $$((100000 + $(FROM)))
 	$(BIN)/python -m tests.workloads.many --cases $(CASES) --from $$((200000 + $(FROM)))
 	$(BIN)/python -m tests.workloads.many --cases $(CASES) --from $$((300000 + $(FROM)))
+	$(BIN)/python -m tests.workloads.many --cases $(CASES) --from $$((400000 + $(FROM)))
 
 fuzz: $(STAMP)  ## a million frames over everything that decodes, 100,000 at a running system
 	$(BIN)/python -m tests.fuzz.many --frames 1000000

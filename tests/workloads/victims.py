@@ -6,9 +6,9 @@ from typing import Final
 
 from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.state import Job, Member
+from moorage.scheduler.core.state import Member
 from moorage.schemas.job import STATES
-from tests.workloads.reference import Waiting, World, left_too_soon, request_of, starts, taken_back
+from tests.workloads.reference import Waiting, World, as_waiting, left_too_soon, starts, taken_back
 
 RUNNING: Final = "RUNNING"
 
@@ -21,7 +21,7 @@ def confirm(world: World) -> None:
     ended = {num for act in found for num in act.victims}
     for act in found:
         job = world.drive.state.jobs[act.job]
-        who = as_waiting(world, job)
+        who = as_waiting(job)
         if is_reclaim(world, who):
             continue
         victims = set(act.victims)
@@ -42,12 +42,6 @@ def unheard(world: World) -> set[int]:
     It waits for them before it ends anybody, but no longer than a renewal takes: a worker may be silent for longer.
     """
     return {worker.num for worker in world.drive.state.worker_by_num if worker.id not in world.renewed}
-
-
-def as_waiting(world: World, job: Job) -> Waiting:
-    request = request_of(job)
-    queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"] or list(job.replicas)
-    return Waiting(job, queued[0], request, job.priority if job.priority >= 0 else request.priority)
 
 
 def is_reclaim(world: World, who: Waiting) -> bool:
@@ -75,7 +69,7 @@ def began_ms(member: Member, now_ms: int) -> int:
 def defended(world: World, member: Member) -> int:
     """The priority of a running job; with its age as it was when it began, where jobs age."""
     job, state = member.replica.job, world.drive.state
-    priority = as_waiting(world, job).priority
+    priority = as_waiting(job).priority
     ages = world.drive.config.ages
     if ages is None:
         return priority
