@@ -214,6 +214,21 @@ def test_several_that_come_in_one_tick_are_filled_in_with_the_next() -> None:
     assert [drive.states(f"s{number}")[0] for number in range(4)] == ["PLACED"] * 4
 
 
+def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_filled_in_at_once() -> None:
+    """It was in neither the state nor the list of new jobs, and waited beside idle GPUs until something changed."""
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=limited(36_000))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS - 500)
+    assert drive.engine.planner.reserving.reservation is None
+    drive.offer_submit("short", gpu={"count": 4}, run=limited(60))
+    drive.tick(2_000)
+    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.states("short") == ["PLACED"]
+
+
 def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
     drive = Driving()
     for index, timeout_s in enumerate((9_000, 200, 5_000, 100)):

@@ -527,7 +527,7 @@ class Backfilling:
     def __init__(
         self, queue: Queue, order: QueueOrder, reserving: Reserving, placing: Placing, estimates: Estimates
     ) -> None:
-        self.fresh: dict[int, tuple[str, Request]] = {}  # with a reservation: jobs accepted in this record
+        self.fresh: dict[int, tuple[str, Request]] = {}  # jobs accepted in this record, by number
         self._queue = queue
         self._order = order
         self._reserving = reserving
