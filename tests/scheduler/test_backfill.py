@@ -229,6 +229,25 @@ def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_fi
     assert drive.states("short") == ["PLACED"]
 
 
+def test_a_short_one_is_filled_in_behind_many_jobs_of_another_tenant_that_ask_alike() -> None:
+    """Only the first entries of a group are tried: it was shared, and another tenant's jobs were all of them."""
+    drive = Driving()
+    drive.worker("w0", 16)
+    drive.submit("runs", gpu={"count": 2}, run=limited(36_000))
+    drive.settle()
+    drive.submit("big", gpu={"count": 16})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    for number in range(runtime.DEPTH_MAX + 6):
+        drive.offer_submit(f"unbound{number}", tenant="y", gpu={})
+    for number in range(5):
+        drive.offer_submit(f"short{number}", tenant="z", gpu={}, run=limited(30))
+    drive.tick()
+    drive.pass_time(2_000)
+    assert drive.engine.planner.reserving.reservation is not None
+    assert [drive.states(f"short{number}", "z") for number in range(5)] == [["PLACED"]] * 5
+    assert drive.states("unbound0", "y") == ["QUEUED"]
+
+
 def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
     drive = Driving()
     for index, timeout_s in enumerate((9_000, 200, 5_000, 100)):

@@ -246,8 +246,7 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self.fleet.slept(mono_ms)
         self._built_ms = mono_ms
-        if not self.queue.by_tenant:
-            self.orders.resume_turns(draft)
+        self.orders.resume_turns(draft)
         orders = self._gather(flight)
         if mono_ms - self._looked_ms >= 1000 and self._begins(SECOND, draft):
             self._looked_ms = mono_ms

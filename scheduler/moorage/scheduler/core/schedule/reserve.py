@@ -12,7 +12,7 @@ many hosts were reserved before it as the fleet has. Then it goes first.
 Hosts reserved for a gang stand idle until the last of them is free. So a gang that needs n of H hosts, and became the
 first candidate a time t after `reserve_after`, lets other jobs continue to use the hosts for another 3/2 t (n - 1) / H.
 A gang that is first at once, or needs one host, waits no longer; a gang that needs half of the fleet waits less than
-three quarters of t longer; and often enough hosts become free meanwhile. If a job of the same queue group had a
+three quarters of t longer; and often enough hosts become free meanwhile. If a job of its priority and shape had a
 reservation since, t counts from then: otherwise each of many gangs that came together would wait longer than the one
 before it by a factor. It is the slack that Talby and Feitelson give to all jobs ("Supporting Priorities and Improving
 Utilization of the IBM SP Scheduler Using Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
@@ -57,9 +57,6 @@ SHORT_MS: Final = 60_000
 class Reservation:
     """Hosts kept free for one queue entry, and for entries of its priority and shape, of which the first goes first.
 
-    `tenant` is the tenant of the entry's job. The queue group is not stored, since an operator's act on the tenant may
-    move the entry to another group.
-
     `start_ms` is the ledger ms at which the hosts are expected to be free; None if unknown. `since_ms` is when the
     reservation was made.
     """
@@ -73,13 +70,12 @@ class Reservation:
         self,
         item: int,
         group: Group,
-        tenant: str,
         hosts: frozenset[int],
         start_ms: int,
         since_ms: int,
     ) -> None:
         self.item = item
-        self.tenant = tenant
+        self.tenant = group.tenant
         self.priority = group.priority
         self.shape = group.shape
         self.hosts = hosts
@@ -121,13 +117,15 @@ class Claim(NamedTuple):
 class Claims:
     """Orders the reservation candidates, and says when the first of them is due. All times are in ledger ms."""
 
-    __slots__ = ("_began_ms", "_fleet", "_passed", "_passed_hosts", "_patience_ms", "_since")
+    __slots__ = ("_began_ms", "_fleet", "_granted", "_passed", "_passed_hosts", "_patience_ms", "_since")
 
     def __init__(self, fleet: Fleet, patience_ms: int) -> None:
         self._fleet = fleet
         self._patience_ms = patience_ms
         self._began_ms = -1  # time of this leader's first pass
         self._since: dict[int, int] = {}  # entry -> since when it is the first candidate
+        #: (priority, index of the shape) -> time of the last reservation for such a job; the oldest are dropped
+        self._granted: dict[tuple[int, int], int] = {}
         self._passed = -1  # the entry that has waited longest among those that need no whole host
         self._passed_hosts = 0  # hosts reserved for later jobs while it waited
 
@@ -160,7 +158,7 @@ class Claims:
             if len(self._since) >= FIRST_MAX:
                 return now_ms
             self._since[claim.item] = since
-        waited_from = max(claim.accepted_ms + self._patience_ms, claim.group.granted_ms)
+        waited_from = max(claim.accepted_ms + self._patience_ms, self._granted.get(_alike(claim.group), 0))
         waited, (times, by) = max(0, since - waited_from), LETS_ON
         return since - (-waited * (needed - 1) * times // (of * by))
 
@@ -168,7 +166,10 @@ class Claims:
         """Note that a reservation was made for one of these candidates."""
         others = [claim for claim in claims if claim.later]
         mine = next(claim for claim in claims if claim.item == held.item)
-        mine.group.granted_ms = held.since_ms
+        self._granted.pop(_alike(mine.group), None)
+        self._granted[_alike(mine.group)] = held.since_ms
+        if len(self._granted) > FIRST_MAX:
+            del self._granted[next(iter(self._granted))]
         if not others or mine.later:
             return
         first = min(others)
@@ -176,6 +177,10 @@ class Claims:
             if first.item != self._passed:
                 self._passed, self._passed_hosts = first.item, 0
             self._passed_hosts += len(held.hosts)
+
+
+def _alike(group: Group) -> tuple[int, int]:
+    return (group.priority, group.shape.index)
 
 
 def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
@@ -412,8 +417,7 @@ class Reserving:
             if (due_ms := self._due_ms(draft, claim)) > now_ms:
                 self._next_claim_ms = min(self._next_claim_ms, due_ms)
                 return None
-            tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
-            return Reservation(claim.item, claim.group, tenant, *found, now_ms)
+            return Reservation(claim.item, claim.group, *found, now_ms)
         return None
 
     def _due_ms(self, draft: Draft, claim: Claim) -> int:
