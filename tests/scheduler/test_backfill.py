@@ -460,6 +460,25 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     assert drive.engine.fleet.changes == changes
 
 
+def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_nothing_opens() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.worker("w1", 1, model="NVIDIA L4")
+    alike = {"labels": {"workload": "train"}, "gpu": {"model": "L4"}}
+    drive.submit("runs", tenant="v", gpu={"count": 4, "model": "H100"}, run=limited(36_000))
+    drive.submit("first", **alike)
+    drive.settle()
+    drive.submit("big", tenant="v", gpu={"count": 8, "model": "H100"})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.reserving.reservation is not None
+    drive.submit("next", labels={"workload": "train"}, gpu={"model": "H100"})
+    drive.pass_time(20_000)
+    assert drive.states("next") == ["QUEUED"], "nobody knows how long it takes"
+    drive.run_out("w1")
+    drive.pass_time(3_000)
+    assert drive.states("next") != ["QUEUED"], "a run of its workload took 52 s, and the reservation starts in hours"
+
+
 def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes() -> None:
     drive = Driving(Config(fair_share_half_life=600))
     drive.worker("w0", 8)

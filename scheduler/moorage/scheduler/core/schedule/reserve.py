@@ -250,6 +250,7 @@ class Reserving:
         self._next_claim_ms = math.inf  # without a reservation: when the next job becomes overdue, or is due for one
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._in_vain: dict[_Sought, InVain] = {}  # failed searches for candidates of the last scan
+        self.learned: set[str] = set()  # tenants of which runs were learned since the last scan
         self._preemptors = NO_HOSTS  # numbers of the jobs for which other jobs were being ended at the last pass
 
     # ----------------------------------------------------------------------- which hosts are excluded for a group
@@ -320,6 +321,7 @@ class Reserving:
             return
         self._looked_ms = draft.time_ms
         self._scan(draft, held)
+        self.learned.clear()
         # else the scan saw changes that are not in the state yet
         self._seen = self._view(draft) if draft.empty else None
 
@@ -494,9 +496,10 @@ class Reserving:
         return True
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
-        """Reopen the queue groups that may now pass the reservation because of time alone.
+        """Reopen the queue groups that may now pass the reservation although no host has opened.
 
-        Over time more is owed to a tenant; and if the hosts become free later than expected, more jobs end before that.
+        Over time more is owed to a tenant; if the hosts become free later than expected, more jobs end before that; and
+        runs of a tenant's jobs that have ended say how long its others take.
         """
         start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
         if start_ms is not None:
@@ -507,7 +510,8 @@ class Reserving:
         self.is_waited_for = False
         for group in self._order.queue.groups.values():
             if group.verdict.waits is Waits.RESERVED:
-                if later or not held.hosts & self.excluded(group.priority, group.shape, group.tenant):
+                is_learned = group.tenant in self.learned
+                if later or is_learned or not held.hosts & self.excluded(group.priority, group.shape, group.tenant):
                     group.verdict = VOID
                 else:
                     self.is_waited_for = True
