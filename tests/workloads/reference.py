@@ -295,12 +295,12 @@ def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterabl
 
 
 def could_ever(world: World, who: Waiting) -> bool:
-    """Whether all workers together could hold it, were they empty and well."""
+    """Whether all workers that have not refused it could hold it together, were they empty and well."""
     left = who.together
     for worker in world.drive.state.worker_by_num:
         if worker.session:
             room = Room(world, worker.num, empty=True)
-            while left and room.put(who.job, who.request, avoiding=False):
+            while left and room.put(who.job, who.request):
                 left -= 1
     return not left
 
