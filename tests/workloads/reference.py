@@ -294,13 +294,13 @@ def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterabl
     return not left
 
 
-def could_ever(world: World, who: Waiting) -> bool:
-    """Whether all workers that have not refused it could hold it together, were they empty and well."""
+def could_ever(world: World, who: Waiting, *, avoiding: bool = True) -> bool:
+    """Whether all workers together could hold it, were they empty and well; `avoiding` those that refused it."""
     left = who.together
     for worker in world.drive.state.worker_by_num:
         if worker.session:
             room = Room(world, worker.num, empty=True)
-            while left and room.put(who.job, who.request):
+            while left and room.put(who.job, who.request, avoiding=avoiding):
                 left -= 1
     return not left
 
