@@ -479,6 +479,46 @@ def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_no
     assert drive.states("next") != ["QUEUED"], "a run of its workload took 52 s, and the reservation starts in hours"
 
 
+@pytest.mark.parametrize("ageing", [0, 100])
+def test_an_overdue_job_of_higher_priority_takes_a_reservation_over_though_nothing_changes(ageing: int) -> None:
+    """It waited for an hour beside idle GPUs that were reserved for a job of priority 0."""
+    drive = Driving(Config(ageing=ageing))
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=limited(3_600), priority=0)
+    drive.settle()
+    drive.submit("low", gpu={"count": 8}, priority=0)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    drive.submit("high", gpu={"count": 4}, run=limited(7_200), priority=100)
+    drive.submit("same", gpu={"count": 3}, priority=0)
+    drive.pass_time(PATIENCE_MS - 2_000)
+    assert (drive.states("high"), drive.engine.planner.reserving.reservation) == (["QUEUED"], held)
+    drive.pass_time(4_000)
+    assert drive.states("high") != ["QUEUED"]
+    assert drive.states("same") == ["QUEUED"]
+    drive.pass_time(2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    assert held.num == drive.job("low").num, "it is the first again"
+
+
+def test_a_reservation_stays_where_no_hosts_would_be_free_for_the_job_of_higher_priority() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.worker("w1", 8)
+    drive.submit("service", tenant="v", gpu={"count": 4})
+    drive.submit("runs", gpu={"count": 8}, run=limited(3_600))
+    drive.settle()
+    drive.submit("low", gpu={"count": 8}, priority=0)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    drive.submit("high", gpu={"count": 8, "scheduling": "gang"}, replicas=2, priority=100)
+    drive.pass_time(PATIENCE_MS + 5_000)
+    assert drive.engine.planner.reserving.reservation is held
+
+
 def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes() -> None:
     drive = Driving(Config(fair_share_half_life=600))
     drive.worker("w0", 8)

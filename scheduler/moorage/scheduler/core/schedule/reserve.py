@@ -3,7 +3,8 @@
 A stream of small jobs must not starve a big one. Among the jobs that have waited longer than `reserve_after`, the first
 in order gets the reservation: the hosts on which it will fit soonest are excluded for all other jobs until it starts.
 Only a job that surely ends before that start may be placed there (backfill; Lifka, "The ANL/IBM SP Scheduling System",
-1995), judged by its time limit or by earlier runs. There is one reservation at a time.
+1995), judged by its time limit or by earlier runs. There is one reservation at a time. An overdue job of higher
+priority takes it over: otherwise one of low priority would keep idle hosts from it for hours.
 
 Requests that need whole hosts get room only through a reservation; for smaller requests, room appears by itself. So
 whole-host requests go first. But the first in order of the overdue jobs with smaller requests is passed only until as
@@ -247,7 +248,8 @@ class Reserving:
         self._draft: Draft | None = None  # the draft of the last pass
         self._looked_ms = -patience_ms
         self._seen: tuple[int, int, int] | None = None  # the `_view` of the last scan
-        self._next_claim_ms = math.inf  # without a reservation: when the next job becomes overdue, or is due for one
+        #: when the next job that might get a reservation becomes overdue, or is due for one
+        self._next_claim_ms = math.inf
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._in_vain: dict[_Sought, InVain] = {}  # failed searches for candidates of the last scan
         self.learned: set[str] = set()  # tenants of which runs were learned since the last scan
@@ -326,7 +328,10 @@ class Reserving:
         self._seen = self._view(draft) if draft.empty else None
 
     def _scan(self, draft: Draft, held: Reservation | None) -> None:
-        """Update the current reservation; if there is none, reserve hosts for the first overdue job."""
+        """Update the current reservation; if there is none, reserve hosts for the first overdue job.
+
+        An overdue job of higher priority takes a reservation over.
+        """
         order = self._order
         if held is not None:
             excluded = order.kept_from(draft, held.item) | held.shape.refusing
@@ -336,11 +341,28 @@ class Reserving:
             if stands:
                 if held.hosts != before:
                     self._fleet.opens()  # hosts that it left open only now: `avoiding` would have undone that
-                self._reopen(held, draft.time_ms)
+                self._reserve_for_first(draft, self._above(held))
+                if self.reservation is held:
+                    self._reopen(held, draft.time_ms)
                 return
             self.give_up()
+        self._reserve_for_first(draft, list(order.queue.groups.values()))
+
+    def _above(self, held: Reservation) -> list[Group]:
+        """Return the queue groups of higher priority, and of no lesser claim, than the job of a reservation."""
+        order = self._order
+        own = order.queue.group_of(held.priority, held.shape, held.tenant)
+        if own is None:
+            return []
+        guaranteed, priority, _ = order.key(own)
+        keys = [(order.key(group), group) for group in order.queue.groups.values() if group.entries]
+        return [group for key, group in keys if key[1] < priority and key[0] <= guaranteed]
+
+    def _reserve_for_first(self, draft: Draft, groups: list[Group]) -> None:
+        """Reserve hosts for the first overdue job of these groups, in place of any reservation, if some can hold it."""
+        order = self._order
         self._next_claim_ms = math.inf
-        likely = self._likely_groups()
+        likely = self._likely(groups)
         for group in likely:
             if (
                 order.prune(draft, group)
@@ -350,26 +372,27 @@ class Reserving:
                 if overdue_ms > draft.time_ms:
                     self._next_claim_ms = min(self._next_claim_ms, overdue_ms)
         claims = self._claims_of(draft, likely)
-        self.reservation = self._grant(draft, claims)
-        if self.reservation is not None:
+        found = self._grant(draft, claims)
+        if found is not None:
+            self.give_up()
+            self.reservation = found
             self._moved_ms = draft.time_ms
-            self._claims.granted(self.reservation, claims)
+            self._claims.granted(found, claims)
 
     def _may_start(self, draft: Draft, held: Reservation) -> bool:
         """Return whether the job of a reservation still waits, and its tenant may start it."""
         group = self._order.queue.group_of(held.priority, held.shape, held.tenant)
         return group is not None and self._order.waits(draft, held.item) and self._order.may(draft, group)
 
-    def _likely_groups(self) -> list[Group]:
-        """Return the queue groups whose first job may be the first reservation candidate.
+    def _likely(self, groups: list[Group]) -> list[Group]:
+        """Return those of some queue groups whose first job may be the first reservation candidate.
 
-        All groups; if there are more than `GROUPS_MAX`, the first ones in order, plus the first ones that need whole
+        All of them; if there are more than `GROUPS_MAX`, the first ones in order, plus the first ones that need whole
         hosts. With as many shapes as jobs, a scan of all groups each second would hold up the leader.
         """
-        queue = self._order.queue
-        if len(queue.groups) <= GROUPS_MAX:
-            return list(queue.groups.values())
-        rows = [(self._order.key(group), group.entries[0], group) for group in queue.groups.values() if group.entries]
+        if len(groups) <= GROUPS_MAX:
+            return groups
+        rows = [(self._order.key(group), group.entries[0], group) for group in groups if group.entries]
         least = min((len(cls.devices) for cls in self._fleet.classes.values() if cls.devices), default=0)
         whole = [row for row in rows if row[2].shape.gpus >= least]
         likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
@@ -448,20 +471,24 @@ class Reserving:
         """Return the ledger ms from which on a scan may have another result though nothing has changed.
 
         Time alone opens reserved hosts to groups that wait for them: when the expected start moves later, or more is
-        owed to a tenant. If no group waits for them, the reservation only has to be given up in time.
+        owed to a tenant. If no group waits for them, the reservation only has to be given up in time, or taken over.
         """
         held, looked_ms = self.reservation, self._looked_ms
         if draft.state.windows:
             return looked_ms + LOOK_MS
         if held is None:
             return self._next_claim_ms
-        moments = [held.short_ms + SHORT_MS] if held.short_ms >= 0 else []
+        if self._order.ageing is not None:
+            return looked_ms + LOOK_MS  # age may lift another job above its own
+        moments = [self._next_claim_ms]
+        if held.short_ms >= 0:
+            moments.append(held.short_ms + SHORT_MS)
         if self.is_waited_for:
             if held.start_ms is not None:
                 moments.append(looked_ms + max(LATER_MS, (held.start_ms - looked_ms) // LATER_PART))
             if self._order.turns is not None:
                 moments.append(looked_ms + max(LOOK_MS, draft.state.half_life_ms // OWED_PART))
-        return min(moments, default=math.inf)
+        return min(moments)
 
     def next_ms(self, draft: Draft) -> float:
         """Return the ledger ms of the next scan if nothing more happens; infinity for none."""
