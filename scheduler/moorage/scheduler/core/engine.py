@@ -277,6 +277,8 @@ class Engine:
         ):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
+            if draft.ends:
+                self._guests.settle(draft)  # a frozen job that was asked to end lends nothing
         self.planner.preempting.asked_to_end(draft.ends)
         self.planner.backfilling.fresh.clear()
         if self._begins(RETENTION, draft):
