@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 from typing import Any
 
@@ -16,10 +15,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Queue, Verdict, Waits, entry
-from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
-from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import SUBJECTS, Driving
@@ -583,51 +579,6 @@ def test_acts_that_find_no_room_in_a_record_come_with_the_next(drive: Driving) -
         ticks += 1
     assert ticks > 1
     assert all(drive.answers[reply]["changed"] for reply in replies)
-
-
-def test_a_tenant_set_apart_is_looked_at_again_like_the_line_it_comes_from() -> None:
-    drive, queue = Driving(), Queue()
-    drive.submit("j", gpu={"count": 1})
-    shape = drive.engine.shape_of(drive.job("j"))
-    for num in range(4):
-        queue.add(50, shape, entry(num, 0), "t" if num % 2 else "u")
-    [line] = queue.groups.values()
-    line.verdict = Verdict(Waits.RESERVED, 7)  # a job that joins it may be short enough
-    queue.set_apart("u", lambda item: item >> REPLICA_BITS in (0, 2))
-    own = queue.group_of(50, shape, "u")
-    assert own is not None
-    assert own.verdict == Verdict(Waits.RESERVED, 7)
-    queue.add(50, shape, entry(4, 0), "u")
-    assert own.verdict == VOID
-
-
-def test_a_tenant_set_apart_keeps_every_entry_once() -> None:
-    queue, shapes = Queue(), []
-    for replicas in (1, 2):
-        request = decode_request(b'{"gpu":{"scheduling":"gang"},"replicas":%d,"run":{"driver":"noop"}}' % replicas)
-        shapes.append(Shape(shape_key(request), replicas, request))
-    chance = random.Random(7)
-    items = {entry(num, 0): (chance.choice((10, 50)), chance.choice(shapes)) for num in range(200)}
-    for item, (priority, shape) in items.items():
-        queue.add(priority, shape, item, "t" if item % 3072 else "u")
-    taken = [item for item in items if chance.random() < 0.2]
-    for item in taken:
-        priority, shape = items[item]
-        assert queue.remove(priority, shape, [item], "t" if item % 3072 else "u") == [item]
-    queue.set_apart("u", lambda item: item % 3072 == 0)
-    for item in taken[::2]:
-        queue.add(*items[item], item, "t" if item % 3072 else "u")
-    left = set(items) - set(taken[1::2])
-    assert len(queue) == len(left)
-    found = []
-    for line in queue.groups.values():
-        while line.entries:
-            item = queue.pop(line)
-            found.append(item)
-            assert (line.priority, line.shape) == items[item]
-            assert line.tenant == ("" if item % 3072 else "u")
-    assert sorted(found) == sorted(left)
-    assert queue.is_empty
 
 
 def test_the_state_of_a_new_tenant_holds_nothing() -> None:

@@ -11,6 +11,7 @@ from moorage.schemas.job import STATES
 from tests.workloads.reference import Waiting, World, as_waiting, left_too_soon, starts, taken_back
 
 RUNNING: Final = "RUNNING"
+FROZEN: Final = "FROZEN"
 
 
 def confirm(world: World) -> None:
@@ -94,8 +95,8 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
             continue
         if any(peer is None or not _runs(world, peer) for peer in peers) or member.mode > 1:
             continue
-        if member.guest and beside(member):
-            continue  # its devices stay with the frozen job
+        if beside(member):
+            continue  # its devices stay with the guest, or with the frozen job
         began = max(began_ms(peer, state.time_ms) for peer in peers if peer is not None)
         if state.time_ms - began < config.preempt_after * 1000 or defended(world, member) >= who.priority:
             continue
@@ -104,9 +105,10 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
 
 
 def _runs(world: World, member: Member) -> bool:
-    """It runs, or this very record asks it to end."""
+    """It runs or is frozen, or this very record asks it to end."""
     state = STATES[member.replica.state]
-    return member.replica.member is member and (state == RUNNING or (state == "ENDING" and _ends_now(world, member)))
+    runs = state in (RUNNING, FROZEN) or (state == "ENDING" and _ends_now(world, member))
+    return runs and member.replica.member is member
 
 
 def _ends_now(world: World, member: Member) -> bool:

@@ -392,11 +392,12 @@ class Host:
             most = min(most, (self.cls.devices[slot][3] - device.memory_mib) // shape.share_mib)
         return max(0, most)
 
-    def replicas_of(self, shape: Shape, when: When) -> int:
+    def replicas_of(self, shape: Shape, when: When, without: int = 0) -> int:
         """Return how many replicas of a shape this host could hold at most.
 
         `when` is `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left, without the devices
-        that are `shut`; or `now`: beside what runs there now. It does not matter whether the host is `usable`.
+        that are `shut`; or `now`: beside what runs there now. It does not matter whether the host is `usable`. The
+        slots of the mask `without` are not counted.
         """
         fit = self.cls.fit(shape)
         if fit.reason:
@@ -404,7 +405,7 @@ class Host:
         now = when == "now"
         most = MEMBERS_MAX - (self.held if now else 0)
         if shape.count:
-            slots = fit.mask & (self.open if now else self.lent)
+            slots = fit.mask & (self.open if now else self.lent) & ~without
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
             beside = self.rooms_on_shared(shape) if now and self.shared else {}
