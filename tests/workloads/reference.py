@@ -23,6 +23,8 @@ LEVELS: Final = ("advisory", "guarded", "hard")
 MODES: Final = ("", "exclusive", "mps", "time-slice")
 #: how long a job without a time limit must be able to run before a drain, see `lifecycle.windows`
 SETTLE_MS: Final = 600_000
+#: of a tenant's jobs that ask for the same, so many are tried beside a reservation
+TRIED_MAX: Final = 64
 #: how often the reservation is looked at
 LOOK_MS: Final = 2_000
 ON_THE_WAY: Final = ("PLACED", "CLAIMED", "ENDING", "CANCELLING")
@@ -387,7 +389,7 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
         return "leaving"
     if not starts(world, who, soon | taken):
         return "taken back"
-    if not starts(world, who, soon | taken | held_back) and not surely_ends(world, who):
+    if not starts(world, who, soon | taken | held_back) and not (surely_ends(world, who) and is_tried(who, every)):
         return "reserved"
     return ""
 
@@ -482,6 +484,12 @@ def surely_ends(world: World, who: Waiting) -> bool:
         return False
     within_ms = held.start_ms - state.time_ms
     return longest_ms + unnoticed_ms(within_ms) <= within_ms
+
+
+def is_tried(who: Waiting, every: list[Waiting]) -> bool:
+    """Whether it is one of the first of its tenant's that ask for the same: no more are tried beside a reservation."""
+    before = [other for other in every if other.job.tenant == who.job.tenant and alike(other, who)]
+    return who in before[:TRIED_MAX]
 
 
 def unnoticed_ms(within_ms: int) -> int:

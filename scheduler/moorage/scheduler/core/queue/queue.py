@@ -128,7 +128,11 @@ class Queue:
         It walks along the group once, however many they are.
         """
         group = self.groups.get((-priority, shape.index, tenant))
-        return self.take(group, items) if group is not None and items else []
+        if group is None or not items:
+            return []
+        if group.verdict.waits is not Waits.NO_ROOM:
+            group.verdict = VOID  # it was about its first job, which may be the one that leaves
+        return self.take(group, items)
 
     @staticmethod
     def take(group: Group, items: list[int]) -> list[int]:
