@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -409,7 +409,7 @@ def test_a_gang_and_a_sharer_count_by_devices(drive: Driving) -> None:
 def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driving) -> None:
     drive.worker("w0", 8)
     drive.order("limit", gpus=3)
-    drive.submit("two", gpu={"count": 2})
+    drive.submit("two", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 3_600})
     drive.submit("big", gpu={"count": 3})
     drive.submit("small", gpu={})
     assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["QUEUED"])
@@ -423,6 +423,51 @@ def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driv
     drive.settle()
     drive.run_out("w0")
     assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])
+
+
+@pytest.mark.parametrize("order", ["fair", "fifo"])
+def test_at_the_limit_what_has_no_known_end_is_not_waited_for(order: Literal["fair", "fifo"]) -> None:
+    """A job that needs GPUs of a service held up all later jobs of its tenant for as long as the service ran."""
+    drive = Driving(Config(order=order))
+    drive.worker("w0", 8)
+    drive.order("limit", gpus=4)
+    drive.submit("service", gpu={"count": 2}, labels={"workload": "service"})
+    drive.submit("ends", gpu={"count": 1}, run={"driver": "noop", "timeout_s": 3_600})
+    drive.settle()
+    drive.submit("big", gpu={"count": 3})  # 2 of 4 will be free, as far as is known
+    drive.submit("small", gpu={})
+    drive.pass_time(2_000)
+    drive.settle()
+    assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["RUNNING"])
+    found = drive.explained("big")
+    assert (found["reason"], found["because"]) == ("limit", "tenant t has 4 of 4 GPUs leased, and this needs 3")
+    drive.workers["w0"].finish(next(key for key in drive.workers["w0"].held if key[1] == "small"), 0)
+    drive.settle()
+    drive.submit("two", gpu={"count": 2})  # the service has the other two, and "ends" one of these for now
+    drive.submit("last", gpu={})
+    drive.pass_time(2_000)
+    assert (drive.states("two"), drive.states("last")) == (["QUEUED"], ["QUEUED"]), "one more will be free"
+    drive.workers["w0"].finish(next(key for key in drive.workers["w0"].held if key[1] == "service"), 0)
+    drive.settle()
+    drive.pass_time(2_000)
+    drive.settle()
+    assert (drive.states("big"), drive.states("two")) == (["RUNNING"], ["QUEUED"]), "the first is the first again"
+
+
+def test_a_run_that_ends_tells_how_long_a_job_at_the_limit_is_waited_for() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.order("limit", gpus=4)
+    drive.submit("past", gpu={"count": 2})
+    drive.settle()
+    drive.pass_time(20_000)
+    drive.run_out("w0")
+    drive.submit("runs", gpu={"count": 2})
+    drive.settle()
+    drive.submit("big", gpu={"count": 3})
+    drive.submit("small", gpu={})
+    drive.pass_time(5_000)
+    assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["QUEUED"])
 
 
 def test_what_could_never_start_under_the_limit_is_refused_and_stops_nobody(drive: Driving) -> None:

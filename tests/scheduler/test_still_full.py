@@ -18,6 +18,8 @@ from tests.scheduler.driving import H100, Driving
 from tests.turns import turns
 
 A100: Final = "NVIDIA A100-SXM4-80GB"
+#: what runs so is waited for at a limit
+ENDS: Final = {"driver": "noop", "timeout_s": 3_600}
 ASKS: Final[list[dict[str, Any]]] = [
     {"gpu": {"count": 1}},
     {"gpu": {"count": 1}, "run": {"driver": "noop", "timeout_s": 20}},
@@ -207,7 +209,7 @@ def test_who_waits_for_its_tenants_limit_keeps_its_place_behind_another_that_ask
     drive.worker("w0", 4)
     drive.order("share", tenant="t", weight=2)
     drive.order("limit", tenant="t", gpus=4)
-    drive.submit("runs", gpu={"count": 3})
+    drive.submit("runs", gpu={"count": 3}, run=ENDS)
     drive.settle()
     drive.offer_submit("other", tenant="t2", gpu={"count": 2})
     drive.offer_submit("over", gpu={"count": 2})
@@ -222,12 +224,12 @@ def test_a_job_that_found_no_room_and_is_over_its_tenants_limit_by_now_keeps_its
     drive = Driving(Config(ranker="pack"))
     drive.worker("w0", 4)
     drive.order("limit", tenant="t", gpus=3)
-    drive.submit("runs", gpu={"count": 1})
+    drive.submit("runs", gpu={"count": 1}, run=ENDS)
     for number in range(3):
         drive.submit(f"other{number}", tenant="u", gpu={"count": 1})
     drive.settle()
     drive.submit("two", gpu={"count": 2})
-    drive.submit("small", gpu={"count": 1})
+    drive.submit("small", gpu={"count": 1}, run=ENDS)
     _finish(drive, "other0")
     assert drive.states("small") == ["RUNNING"], "the limit has room for both, the fleet for one"
     drive.submit("behind", gpu={"count": 1})

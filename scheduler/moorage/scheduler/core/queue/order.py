@@ -289,13 +289,12 @@ class QueueOrder:
         """Return whether the tenant may start the first job of its group now."""
         return group.shape.gpus <= self.room(draft, group)
 
-    def over_limit(self, draft: Draft, group: Group) -> None:
-        """Remember a queue group whose first job waits for its tenant's limit, unless it needs more than the limit.
+    def over_limit(self, group: Group) -> None:
+        """Remember a queue group whose first job waits for its tenant's limit and holds up the tenant's later jobs.
 
         Only the first such group of a tenant in a pass is remembered.
         """
-        if group.shape.gpus <= draft.tenant(group.tenant).gpus_max:
-            self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
+        self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
 
     def waits_for_limit(self, tenant: str) -> int | None:
         """Return the number of the tenant's first job that its limit kept waiting in the last pass; None for none."""

@@ -46,7 +46,7 @@ class Right(NamedTuple):
 class Victim:
     """What ends together: one member, or a whole gang.
 
-    `cost` is the GPU milliseconds of work lost. A frozen member costs nothing: nobody uses it now.
+    `cost` is the GPU milliseconds of work lost. A frozen member, which is not in use, costs nothing.
     """
 
     __slots__ = ("cost", "gpus", "job", "members", "priority")
