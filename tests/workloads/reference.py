@@ -454,13 +454,17 @@ def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting
     return key(other) < key(who)
 
 
-def reserved(world: World, who: Waiting) -> set[int]:
-    """The workers that the reservation closes to it; none where it is its own, or the reservation is void."""
+def reserved(world: World, who: Waiting, *, for_good: bool = True) -> set[int]:
+    """The workers that the reservation closes to it; none where it is its own, or the reservation is void.
+
+    Also none where it takes the reservation over once nothing else keeps it waiting, unless `for_good` is False.
+    """
     held = world.drive.engine.planner.reserving.reservation
     if held is None or _void(world):
         return set()
     owner = as_waiting(world.drive.state.jobs[held.item >> 10], held.item & 1023)
-    return set() if alike(owner, who) or _takes_over(world, who, owner) else set(held.hosts)
+    passes = alike(owner, who) or (for_good and _takes_over(world, who, owner))
+    return set() if passes else set(held.hosts)
 
 
 def _takes_over(world: World, who: Waiting, owner: Waiting) -> bool:

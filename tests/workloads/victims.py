@@ -58,13 +58,11 @@ def members_of(world: World, num: int) -> list[Member]:
 
 
 def began_ms(member: Member, now_ms: int) -> int:
-    rows = [row[1] for row in member.replica.job.story if row[2] == member.replica.index and row[9] == member.fence]
-    named = [
-        row[1]
-        for row in member.replica.job.story
-        if row[2] == member.replica.index and row[9] == member.fence and STATES[row[4]] in (RUNNING, "PLACED")
-    ]
-    return max(named) if named else max(rows, default=now_ms)
+    """When it was started first, also if it has been frozen since; else when it was placed."""
+    rows = [row for row in member.replica.job.story if row[2] == member.replica.index and row[9] == member.fence]
+    started = [row[1] for row in rows if STATES[row[4]] == RUNNING]
+    placed = [row[1] for row in rows if STATES[row[4]] == "PLACED"]
+    return min(started or placed or [row[1] for row in rows], default=now_ms)
 
 
 def defended(world: World, member: Member) -> int:
