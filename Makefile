@@ -62,7 +62,7 @@ release-check: test-all types lint site  ## what a release needs beyond CI: hour
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
 	$(BIN)/python -m pytest tests/worker/test_kubernetes_driver.py tests/worker/test_conformance.py -k kubernetes
-	for first in 0 100000 200000 300000; do $(BIN)/python -m tests.workloads.many --cases 10000 --from $$first || exit 1; done
+	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.workloads.many --cases 10000 --from $$first || exit 1; done
 	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.sim.many --wide --seeds $(SEEDS) --from $(FROM)
 	PYTHONPATH=. $(BIN)/python -m tests.chaos.run

@@ -38,12 +38,34 @@ def test_what_is_no_host_is_refused(add: str) -> None:
 def test_the_first_possible_is_found_whatever_its_job_id_is() -> None:
     async def plan(request: Request) -> Answer:
         if request.job is not None:
-            return Answer("plan", 0, {"starts": "refused"})
+            return Answer("plan", 0, {"starts": "refused", "problem": {"code": "conflict"}})
         return Answer("plan", 0, {"starts": "never" if request.gpu is not None else "later"})
 
     bodies = ({"job": "i", "gpu": {}, "run": {"argv": ["x"]}}, {"job": "i", "run": {"argv": ["x"]}})
     wishes = [msgspec.convert(body, Request) for body in bodies]
     assert asyncio.run(first_possible(plan, wishes)) is wishes[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "field", "chosen"),
+    [
+        ("failed-precondition", "$.gpu.count", 1),  # more than the tenant's limit
+        ("failed-precondition", "", 0),  # too many jobs of the tenant
+        ("queue-full", "", 0),
+        ("invalid-argument", "$.gpu.share", 0),
+    ],
+)
+def test_only_a_refusal_of_the_gpus_leaves_it_to_the_next_choice(code: str, field: str, chosen: int) -> None:
+    """Any other would refuse the next one as well, or is a mistake that its submit tells."""
+    bodies = ({"gpu": {"count": 4}, "run": {"argv": ["x"]}}, {"gpu": {"count": 2}, "run": {"argv": ["x"]}})
+    wishes = [msgspec.convert(body, Request) for body in bodies]
+
+    async def plan(request: Request) -> Answer:
+        if request.gpu == wishes[0].gpu:
+            return Answer("plan", 0, {"starts": "refused", "problem": {"code": code, "field": field}})
+        return Answer("plan", 0, {"starts": "now"})
+
+    assert asyncio.run(first_possible(plan, wishes)) is wishes[chosen]
 
 
 def test_a_plan_of_nothing_is_refused() -> None:

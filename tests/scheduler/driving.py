@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, Final
 
 import msgspec
@@ -107,6 +108,16 @@ class Driving:
 
     def make_engine(self, state: State) -> Engine:
         return Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._explain)
+
+    def another(self) -> Driving:
+        """A new leader over a copy of the state, with the same workers; nothing that it does reaches this one."""
+        new = Driving(self.config)
+        new.now, new.records, new.snapshot = self.now, list(self.records), snapshots.dump(self.state)
+        new.shadow = snapshots.load(new.snapshot)
+        new.workers = {name: copy(worker) for name, worker in self.workers.items()}
+        new.checks = False
+        new.lead()
+        return new
 
     def _explain(self, job: Job) -> dict[str, Any] | None:
         return self.explain_waiting(job) if self.explain_waiting is not None else None

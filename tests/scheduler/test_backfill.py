@@ -214,6 +214,40 @@ def test_several_that_come_in_one_tick_are_filled_in_with_the_next() -> None:
     assert [drive.states(f"s{number}")[0] for number in range(4)] == ["PLACED"] * 4
 
 
+def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_filled_in_at_once() -> None:
+    """It was in neither the state nor the list of new jobs, and waited beside idle GPUs until something changed."""
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=limited(36_000))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS - 500)
+    assert drive.engine.planner.reserving.reservation is None
+    drive.offer_submit("short", gpu={"count": 4}, run=limited(60))
+    drive.tick(2_000)
+    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.states("short") == ["PLACED"]
+
+
+def test_a_short_one_is_filled_in_behind_many_jobs_of_another_tenant_that_ask_alike() -> None:
+    """Only the first entries of a group are tried: it was shared, and another tenant's jobs were all of them."""
+    drive = Driving()
+    drive.worker("w0", 16)
+    drive.submit("runs", gpu={"count": 2}, run=limited(36_000))
+    drive.settle()
+    drive.submit("big", gpu={"count": 16})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    for number in range(runtime.DEPTH_MAX + 6):
+        drive.offer_submit(f"unbound{number}", tenant="y", gpu={})
+    for number in range(5):
+        drive.offer_submit(f"short{number}", tenant="z", gpu={}, run=limited(30))
+    drive.tick()
+    drive.pass_time(2_000)
+    assert drive.engine.planner.reserving.reservation is not None
+    assert [drive.states(f"short{number}", "z") for number in range(5)] == [["PLACED"]] * 5
+    assert drive.states("unbound0", "y") == ["QUEUED"]
+
+
 def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
     drive = Driving()
     for index, timeout_s in enumerate((9_000, 200, 5_000, 100)):
@@ -424,6 +458,65 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     assert drive.states("short") != ["QUEUED"]
     assert drive.engine.planner.reserving.reservation is held, "and nothing else has happened"
     assert drive.engine.fleet.changes == changes
+
+
+def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_nothing_opens() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.worker("w1", 1, model="NVIDIA L4")
+    alike = {"labels": {"workload": "train"}, "gpu": {"model": "L4"}}
+    drive.submit("runs", tenant="v", gpu={"count": 4, "model": "H100"}, run=limited(36_000))
+    drive.submit("first", **alike)
+    drive.settle()
+    drive.submit("big", tenant="v", gpu={"count": 8, "model": "H100"})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.reserving.reservation is not None
+    drive.submit("next", labels={"workload": "train"}, gpu={"model": "H100"})
+    drive.pass_time(20_000)
+    assert drive.states("next") == ["QUEUED"], "nobody knows how long it takes"
+    drive.run_out("w1")
+    drive.pass_time(3_000)
+    assert drive.states("next") != ["QUEUED"], "a run of its workload took 52 s, and the reservation starts in hours"
+
+
+@pytest.mark.parametrize("ageing", [0, 100])
+def test_an_overdue_job_of_higher_priority_takes_a_reservation_over_though_nothing_changes(ageing: int) -> None:
+    """It waited for an hour beside idle GPUs that were reserved for a job of priority 0."""
+    drive = Driving(Config(ageing=ageing))
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=limited(3_600), priority=0)
+    drive.settle()
+    drive.submit("low", gpu={"count": 8}, priority=0)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    drive.submit("high", gpu={"count": 4}, run=limited(7_200), priority=100)
+    drive.submit("same", gpu={"count": 3}, priority=0)
+    drive.pass_time(PATIENCE_MS - 2_000)
+    assert (drive.states("high"), drive.engine.planner.reserving.reservation) == (["QUEUED"], held)
+    drive.pass_time(4_000)
+    assert drive.states("high") != ["QUEUED"]
+    assert drive.states("same") == ["QUEUED"]
+    drive.pass_time(2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    assert held.num == drive.job("low").num, "it is the first again"
+
+
+def test_a_reservation_stays_where_no_hosts_would_be_free_for_the_job_of_higher_priority() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.worker("w1", 8)
+    drive.submit("service", tenant="v", gpu={"count": 4})
+    drive.submit("runs", gpu={"count": 8}, run=limited(3_600))
+    drive.settle()
+    drive.submit("low", gpu={"count": 8}, priority=0)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    drive.submit("high", gpu={"count": 8, "scheduling": "gang"}, replicas=2, priority=100)
+    drive.pass_time(PATIENCE_MS + 5_000)
+    assert drive.engine.planner.reserving.reservation is held
 
 
 def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes() -> None:

@@ -382,6 +382,18 @@ def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
     assert drive.replica("g", 0).losses == 1
 
 
+def test_a_gang_that_still_gathers_loses_no_try_with_a_device() -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, gpus=1, auto=False)
+    drive.submit("g", replicas=2, gpu={"scheduling": "gang"}, retries_on_lost=0)
+    drive.facts([("claimed", "g", 0, 0, "")])
+    say(drive, "w0", FAILED)
+    drive.facts([("withdrawn", "g", 0, 0, ""), ("withdrawn", "g", 1, 0, "")])
+    assert drive.states("g") == ["QUEUED"] * 2
+    assert drive.replica("g", 0).losses == 0
+
+
 def test_a_gang_keeps_from_every_device_of_a_host_that_failed_under_it_at_once() -> None:
     drive = Driving()
     drive.worker("w0", gpus=2)

@@ -315,7 +315,7 @@ def test_no_release_is_told_behind_an_own_job_that_waits_for_the_limit() -> None
     drive.worker("w0", 4)
     drive.worker("w1", 4, L40S, gpu_memory_mib=MEMORY[L40S])
     drive.order("limit", gpus=4)
-    drive.submit("runs", gpu={"count": 2, "model": "L40S"})
+    drive.submit("runs", gpu={"count": 2, "model": "L40S"}, run={"driver": "noop", "timeout_s": 3_600})
     drive.settle()
     drive.submit("wide", gpu={"count": 3, "model": "L40S"})
     drive.submit("j", gpu={"model": "H100"})

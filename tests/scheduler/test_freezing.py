@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.began import began_ms, begins_of
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import Capabilities
@@ -343,3 +344,36 @@ def test_a_frozen_job_is_listed_and_shown_so(drive: Driving) -> None:
 
 def test_the_acts_say_of_which_job() -> None:
     assert act_of("freeze", {"tenant": "t", "job": "j"}) != act_of("resume", {"tenant": "t", "job": "j"})
+
+
+@pytest.mark.parametrize("reclaims", [False, True])
+def test_a_frozen_job_ends_for_another_one_as_one_that_runs(reclaims: bool) -> None:
+    """An unused job of low priority kept its GPU from all others for as long as it was frozen."""
+    drive = Driving(Config(reclaim=True) if reclaims else Config(preempt_priority=60))
+    running(drive, gpus=1, priority=10)
+    ordered(drive, "freeze")
+    if reclaims:
+        drive.order("share", tenant="owner", gpus=1)
+    drive.submit("urgent", tenant="owner", gpu={}, priority=10 if reclaims else 90)
+    drive.pass_time(40_000)
+    assert drive.states("j") == ["FROZEN"], "it began less than a minute ago"
+    drive.pass_time(30_000)
+    drive.settle()
+    assert (drive.states("urgent", "owner"), drive.states("j")) == (["RUNNING"], ["QUEUED"])
+    assert drive.replica("j").losses == 0
+
+
+def test_of_jobs_of_one_priority_a_frozen_one_ends_first() -> None:
+    drive = Driving(Config(preempt_priority=60, preempt_after=0.0))
+    running(drive, gpus=2, priority=10)
+    ordered(drive, "freeze")
+    drive.pass_time(60_000)
+    drive.submit("younger", gpu={}, priority=10)
+    drive.settle()
+    drive.pass_time(1_000)
+    drive.submit("urgent", gpu={}, priority=90)
+    drive.pass_time(3_000)
+    drive.settle()
+    assert (drive.states("urgent"), drive.states("j"), drive.states("younger")) == (
+        ["RUNNING"], ["QUEUED"], ["RUNNING"],
+    )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.state import new_job
-from moorage.schemas.frames import FactKind
+from moorage.schemas.frames import FactKind, Goodbye
 from tests.scheduler.driving import Driving
 
 Told = tuple[FactKind, str, int, int, str]
@@ -134,6 +134,10 @@ def test_success_of_all_is_success() -> None:
     [
         ("HOLDING", "refused", 0, "device-busy", "refusals"),
         ("CLAIMED", "refused", 0, "device-busy", "refusals"),
+        ("HOLDING", "not-held", 0, "", "refusals"),  # no rank has run before START
+        ("CLAIMED", "not-held", 0, "", "refusals"),
+        ("CLAIMED", "withdrawn", 0, "", "refusals"),
+        ("CLAIMED", "exited", -9, "fence", "refusals"),
         ("STARTED", "not-held", 0, "", "losses"),
         ("STARTED", "exited", 127, "start-failed", "retries"),
         ("RUNNING", "exited", 1, "exit", "retries"),
@@ -211,6 +215,25 @@ def test_a_lost_worker_with_several_ranks() -> None:
     drive.facts([(kind, "g", index, 0, "end") for index in others for kind in ("exited", "freed")])
     assert drive.states("g") == ["QUEUED"] * 4
     assert drive.replica("g").losses == 1
+
+
+@pytest.mark.parametrize("stage", ["HOLDING", "CLAIMED", "STARTED"])
+@pytest.mark.parametrize("how", ["goodbye", "silence"])
+def test_a_gang_of_which_nothing_has_run_loses_no_try_with_its_workers(how: str, stage: str) -> None:
+    """It failed, or lost a try, whenever one of its hosts restarted while it gathered."""
+    drive = gang(2, stage=stage, workers=2, retries_on_lost=0)
+    lost, other = drive.placed_on("g")
+    if how == "goodbye":
+        drive.send(lost, Goodbye(drive.workers[lost].session))
+        drive.tick()
+    else:
+        for _ in range(30):
+            drive.send(other, drive.workers[other].renew_frame())
+            drive.tick(1_000)
+    drive.fact("withdrawn", "g", 1)
+    begun = stage == "STARTED"  # a rank may have been started by then
+    assert drive.states("g") == (["FAILED"] if begun else ["QUEUED"]) * 2
+    assert drive.replica("g").losses == 0
 
 
 @pytest.mark.parametrize("stage", ["HOLDING", "CLAIMED", "STARTED", "RUNNING"])

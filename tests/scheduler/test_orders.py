@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,10 +15,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Queue, Verdict, Waits, entry
-from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
-from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import SUBJECTS, Driving
@@ -413,7 +409,7 @@ def test_a_gang_and_a_sharer_count_by_devices(drive: Driving) -> None:
 def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driving) -> None:
     drive.worker("w0", 8)
     drive.order("limit", gpus=3)
-    drive.submit("two", gpu={"count": 2})
+    drive.submit("two", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 3_600})
     drive.submit("big", gpu={"count": 3})
     drive.submit("small", gpu={})
     assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["QUEUED"])
@@ -427,6 +423,51 @@ def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driv
     drive.settle()
     drive.run_out("w0")
     assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])
+
+
+@pytest.mark.parametrize("order", ["fair", "fifo"])
+def test_at_the_limit_what_has_no_known_end_is_not_waited_for(order: Literal["fair", "fifo"]) -> None:
+    """A job that needs GPUs of a service held up all later jobs of its tenant for as long as the service ran."""
+    drive = Driving(Config(order=order))
+    drive.worker("w0", 8)
+    drive.order("limit", gpus=4)
+    drive.submit("service", gpu={"count": 2}, labels={"workload": "service"})
+    drive.submit("ends", gpu={"count": 1}, run={"driver": "noop", "timeout_s": 3_600})
+    drive.settle()
+    drive.submit("big", gpu={"count": 3})  # 2 of 4 will be free, as far as is known
+    drive.submit("small", gpu={})
+    drive.pass_time(2_000)
+    drive.settle()
+    assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["RUNNING"])
+    found = drive.explained("big")
+    assert (found["reason"], found["because"]) == ("limit", "tenant t has 4 of 4 GPUs leased, and this needs 3")
+    drive.workers["w0"].finish(next(key for key in drive.workers["w0"].held if key[1] == "small"), 0)
+    drive.settle()
+    drive.submit("two", gpu={"count": 2})  # the service has the other two, and "ends" one of these for now
+    drive.submit("last", gpu={})
+    drive.pass_time(2_000)
+    assert (drive.states("two"), drive.states("last")) == (["QUEUED"], ["QUEUED"]), "one more will be free"
+    drive.workers["w0"].finish(next(key for key in drive.workers["w0"].held if key[1] == "service"), 0)
+    drive.settle()
+    drive.pass_time(2_000)
+    drive.settle()
+    assert (drive.states("big"), drive.states("two")) == (["RUNNING"], ["QUEUED"]), "the first is the first again"
+
+
+def test_a_run_that_ends_tells_how_long_a_job_at_the_limit_is_waited_for() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.order("limit", gpus=4)
+    drive.submit("past", gpu={"count": 2})
+    drive.settle()
+    drive.pass_time(20_000)
+    drive.run_out("w0")
+    drive.submit("runs", gpu={"count": 2})
+    drive.settle()
+    drive.submit("big", gpu={"count": 3})
+    drive.submit("small", gpu={})
+    drive.pass_time(5_000)
+    assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["QUEUED"])
 
 
 def test_what_could_never_start_under_the_limit_is_refused_and_stops_nobody(drive: Driving) -> None:
@@ -583,51 +624,6 @@ def test_acts_that_find_no_room_in_a_record_come_with_the_next(drive: Driving) -
         ticks += 1
     assert ticks > 1
     assert all(drive.answers[reply]["changed"] for reply in replies)
-
-
-def test_a_tenant_set_apart_is_looked_at_again_like_the_line_it_comes_from() -> None:
-    drive, queue = Driving(), Queue()
-    drive.submit("j", gpu={"count": 1})
-    shape = drive.engine.shape_of(drive.job("j"))
-    for num in range(4):
-        queue.add(50, shape, entry(num, 0), "t" if num % 2 else "u")
-    [line] = queue.groups.values()
-    line.verdict = Verdict(Waits.RESERVED, 7)  # a job that joins it may be short enough
-    queue.set_apart("u", lambda item: item >> REPLICA_BITS in (0, 2))
-    own = queue.group_of(50, shape, "u")
-    assert own is not None
-    assert own.verdict == Verdict(Waits.RESERVED, 7)
-    queue.add(50, shape, entry(4, 0), "u")
-    assert own.verdict == VOID
-
-
-def test_a_tenant_set_apart_keeps_every_entry_once() -> None:
-    queue, shapes = Queue(), []
-    for replicas in (1, 2):
-        request = decode_request(b'{"gpu":{"scheduling":"gang"},"replicas":%d,"run":{"driver":"noop"}}' % replicas)
-        shapes.append(Shape(shape_key(request), replicas, request))
-    chance = random.Random(7)
-    items = {entry(num, 0): (chance.choice((10, 50)), chance.choice(shapes)) for num in range(200)}
-    for item, (priority, shape) in items.items():
-        queue.add(priority, shape, item, "t" if item % 3072 else "u")
-    taken = [item for item in items if chance.random() < 0.2]
-    for item in taken:
-        priority, shape = items[item]
-        assert queue.remove(priority, shape, [item], "t" if item % 3072 else "u") == [item]
-    queue.set_apart("u", lambda item: item % 3072 == 0)
-    for item in taken[::2]:
-        queue.add(*items[item], item, "t" if item % 3072 else "u")
-    left = set(items) - set(taken[1::2])
-    assert len(queue) == len(left)
-    found = []
-    for line in queue.groups.values():
-        while line.entries:
-            item = queue.pop(line)
-            found.append(item)
-            assert (line.priority, line.shape) == items[item]
-            assert line.tenant == ("" if item % 3072 else "u")
-    assert sorted(found) == sorted(left)
-    assert queue.is_empty
 
 
 def test_the_state_of_a_new_tenant_holds_nothing() -> None:

@@ -85,7 +85,6 @@ class Model:
         self.queue = Queue()
         self.standing: dict[int, tuple[int, Shape, str]] = {}  # entry -> what it was added with
         self.tenants: dict[int, str] = {}  # by job number, for the whole life of the job
-        self.own: set[str] = set()  # tenants with queue groups of their own
 
     def add(self) -> None:
         """A new job, or one that comes back from a pause, with some of its replicas."""
@@ -132,16 +131,6 @@ class Model:
             self.queue.put_back(line, some[1:])
             del self.standing[some[0]]
 
-    def part(self) -> None:
-        if self.chance.random() < 0.2:
-            self.queue.part(lambda item: self.tenants[item >> REPLICA_BITS])
-            self.own |= set("tuv")
-
-    def set_apart(self) -> None:
-        tenant = self.chance.choice("tuv")
-        self.queue.set_apart(tenant, lambda item: self.tenants[item >> REPLICA_BITS] == tenant)
-        self.own.add(tenant)
-
     def sweep(self) -> None:
         gone = {item for item in self.standing if self.chance.random() < 0.1}
         while not self.queue.sweep(lambda num: False, lambda item: item not in gone, self.chance.choice((2, 1_000))):
@@ -159,13 +148,9 @@ class Model:
             assert list(line.entries) == sorted(line.entries)
             assert not found.keys() & set(line.entries), "an entry stands in two groups"
             found |= dict.fromkeys(line.entries, (line.priority, line.shape, line.tenant))
-        wanted = {
-            item: (priority, shape, tenant if tenant in self.own else "")
-            for item, (priority, shape, tenant) in self.standing.items()
-        }
-        assert found == wanted
-        assert len(self.queue) == len(wanted)
-        assert self.queue.is_empty == (not wanted)
+        assert found == self.standing
+        assert len(self.queue) == len(self.standing)
+        assert self.queue.is_empty == (not self.standing)
         ready = self.queue.ready(by_priority, 1, lambda line: False)
         assert {line.entries[0] for _, _, line in ready} == {first for _, first, _ in ready}
         assert all(line.entries for line in self.queue.groups.values())
@@ -176,6 +161,4 @@ def test_the_queue_holds_what_a_plain_list_would(seed: int) -> None:
     model = Model(random.Random(seed))
     for _ in range(120):
         model.chance.choice((*[model.add] * 6, model.remove, model.take, model.take, model.pop, model.sweep))()
-        if model.chance.random() < 0.02:
-            model.chance.choice((model.part, model.set_apart))()
         model.check()

@@ -41,7 +41,6 @@ class Preemptions:
         self._violated = violated
         self._config = config
         self._held: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._apart: frozenset[str] | None = None  # tenants with lines of their own; None: all of them
         self._victims: dict[tuple[str, str, int], _Victim] = {}
         self.begun = 0  # jobs that others were ended for
         self.ended = 0  # attempts that were ended for somebody
@@ -53,8 +52,6 @@ class Preemptions:
 
     def before(self, state: State) -> None:
         self._held = {num: job.preempts for num, job in state.preempting.items() if job.preempts is not None}
-        shared = state.half_life_ms == 0
-        self._apart = frozenset(row.name for row in state.tenants.values() if row.ordered) if shared else None
 
     def after(self, state: State) -> None:
         for num, (workers, _) in self._held.items():
@@ -70,13 +67,8 @@ class Preemptions:
             self._follow(state, unit, victim)
 
     def _check_placed(self, holder: Job, placed: Job) -> None:
-        """Whoever is placed on a host that is held is the one it is held for, or stands in the same line.
-
-        That is one for all tenants alike, unless they have shares, or this one limits.
-        """
-        has_own = self._apart is None or placed.tenant in self._apart
-        stranger = has_own and placed.tenant != holder.tenant
-        if stranger or (_priority(placed), _gpu(placed)) != (_priority(holder), _gpu(holder)):
+        """Whoever is placed on a host that is held is the one it is held for, or stands in the same line."""
+        if placed.tenant != holder.tenant or (_priority(placed), _gpu(placed)) != (_priority(holder), _gpu(holder)):
             self._violated(f"{_name(placed)} was placed where others were ended for {_name(holder)}")
 
     def _begin(self, state: State, right: Job, victims: tuple[int, ...]) -> None:

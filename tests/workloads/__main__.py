@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.workloads import plan as plans
-from tests.workloads import stream
+from tests.workloads import reserving, stream
 from tests.workloads.plan import Plan
 from tests.workloads.world import World
 
 
 def made(seed: int) -> Plan:
     """Return the plan of a seed."""
+    if seed >= reserving.RESERVING_FROM:
+        return reserving.made(seed)
     return stream.made(seed) if seed >= stream.STREAM_FROM else plans.made(seed)
 
 
@@ -39,13 +41,13 @@ def failure(plan: Plan, log: list[str] | None = None, world: World | None = None
 
 
 def shrink(plan: Plan, seconds: float = 60.0) -> Plan:
-    """A plan of fewer steps that fails as well: steps are left out by halves, quarters, and so on, one at last."""
-    until, size = time.monotonic() + seconds, len(plan.steps) // 2
+    """A plan of fewer steps that fails in the same place: they are left out by halves, quarters, and so on."""
+    until, size, where = time.monotonic() + seconds, len(plan.steps) // 2, failure(plan).rpartition(" (")[2]
     while size and time.monotonic() < until:
         at = 0
         while at < len(plan.steps) and time.monotonic() < until:
             less = plan._replace(steps=plan.steps[:at] + plan.steps[at + size :])
-            if failure(less):
+            if failure(less).endswith(where):  # as before, not in another way
                 plan = less
             else:
                 at += size

@@ -1,7 +1,8 @@
 """A reference scheduler: it says of each job that waits why it may, or that it could start. Plain, and slow.
 
-It goes by the state that the ledger gives, by what the workers themselves know, and by the requests: no index, no
-memory, nothing of the planner but the reservation, which it confirms as well. Asked in rest: nothing is on its way.
+It goes by the state that the ledger gives, by what the workers themselves know, by the requests, and by what runs have
+taken (`ran`): no index, nothing of the planner but the job, the hosts and the start of its reservation. Whether that
+keeps a job waiting, and whether a job could ever start, it reckons itself. Asked in rest: nothing is on its way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request
+from tests.workloads.ran import Ran
 from tests.workloads.record import Record
 
 #: how a job is kept to its part of a device, the weakest first
@@ -21,9 +23,10 @@ LEVELS: Final = ("advisory", "guarded", "hard")
 MODES: Final = ("", "exclusive", "mps", "time-slice")
 #: how long a job without a time limit must be able to run before a drain, see `lifecycle.windows`
 SETTLE_MS: Final = 600_000
-#: how long a reservation may stand whose hosts cannot hold it, and a preemption whose victims have gone
-SHORT_MS: Final = 60_000
-VOID_MS: Final = 10_000
+#: of a tenant's jobs that ask for the same, so many are tried beside a reservation
+TRIED_MAX: Final = 64
+#: how often the reservation is looked at
+LOOK_MS: Final = 2_000
 ON_THE_WAY: Final = ("PLACED", "CLAIMED", "ENDING", "CANCELLING")
 
 
@@ -39,6 +42,7 @@ class World(Protocol):
     ill: dict[str, dict[str, str]]
     resting: bool
     renewed: dict[str, int]
+    ran: Ran
 
 
 class Room:
@@ -270,14 +274,20 @@ class Waiting(NamedTuple):
         return f"{self.job.tenant}/{self.job.name}/{self.replica.index}"
 
 
+def as_waiting(job: Job, index: int | None = None) -> Waiting:
+    """A replica of a job; without an index the first that waits, or else the first."""
+    request = request_of(job)
+    queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
+    replica = (queued or job.replicas)[0] if index is None else job.replicas[index]
+    return Waiting(job, replica, request, job.priority if job.priority >= 0 else request.priority)
+
+
 def waiting_in(state: State) -> list[Waiting]:
     """All that waits, in order of arrival."""
     found: list[Waiting] = []
     for job in state.jobs.values():
-        request = request_of(job)
-        priority = job.priority if job.priority >= 0 else request.priority
-        queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
-        rows = [Waiting(job, replica, request, priority) for replica in queued]
+        queued = [replica.index for replica in job.replicas if STATES[replica.state] == "QUEUED"]
+        rows = [as_waiting(job, index) for index in queued]
         found += rows[:1] if rows and rows[0].together > 1 else rows
     return found
 
@@ -294,13 +304,13 @@ def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterabl
     return not left
 
 
-def could_ever(world: World, who: Waiting) -> bool:
-    """Whether all workers together could hold it, were they empty and well."""
+def could_ever(world: World, who: Waiting, *, avoiding: bool = True) -> bool:
+    """Whether all workers together could hold it, were they empty and well; `avoiding` those that refused it."""
     left = who.together
     for worker in world.drive.state.worker_by_num:
         if worker.session:
             room = Room(world, worker.num, empty=True)
-            while left and room.put(who.job, who.request, avoiding=False):
+            while left and room.put(who.job, who.request, avoiding=avoiding):
                 left -= 1
     return not left
 
@@ -323,17 +333,20 @@ def taken_back(world: World, who: Waiting) -> set[int]:
     """The workers on which others end, or have just ended, for another job that waits."""
     found: set[int] = set()
     for job in world.drive.state.preempting.values():
-        if job.preempts is not None and not alike(world, job, who):
+        if job.preempts is not None and (job.tenant != who.job.tenant or not alike(as_waiting(job), who)):
             found |= set(job.preempts[0])
     return found
 
 
-def alike(world: World, job: Job, who: Waiting) -> bool:
-    """Whether a job waits in the same line: of the same priority, tenant and shape."""
-    engine = world.drive.engine
-    return (job.tenant, engine.priority_of(job), engine.shape_of(job)) == (
-        who.job.tenant, who.priority, engine.shape_of(who.job),
-    )  # fmt: skip
+def alike(one: Waiting, other: Waiting) -> bool:
+    """Whether two jobs have the same priority and ask for the same."""
+    return one.priority == other.priority and _asked(one) == _asked(other)
+
+
+def _asked(who: Waiting) -> tuple[object, ...]:
+    request = who.request
+    named = (request.workload.driver, request.workload.user, request.guest, request.device_ids, request.requires)
+    return (request.effective_gpu, request.resources, who.together, *named, who.job.avoid)
 
 
 # --------------------------------------------------------------------------------------------- why something waits
@@ -362,9 +375,9 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
         return "held"
     if who.replica.not_before > state.time_ms:
         return "pause"
-    if over_limit(state, who):
+    if over_limit(world, who):
         return "limit"
-    if any(_goes_first(world, other, who, every) for other in every if over_limit(state, other)):
+    if any(_goes_first(world, other, who, every) for other in every if over_limit(world, other)):
         return "limit of another"
     if config.order == "fifo" and is_behind(world, who, every):
         return "ahead"
@@ -376,22 +389,36 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
         return "leaving"
     if not starts(world, who, soon | taken):
         return "taken back"
-    if not starts(world, who, soon | taken | held_back):
+    if not starts(world, who, soon | taken | held_back) and not (surely_ends(world, who) and is_tried(who, every)):
         return "reserved"
     return ""
 
 
-def over_limit(state: State, who: Waiting) -> bool:
-    tenant = state.tenants[who.job.tenant]
-    return bool(tenant.gpus_max and who.gpus and tenant.gpus + who.gpus > tenant.gpus_max)
+def over_limit(world: World, who: Waiting) -> bool:
+    """Whether its tenant may not lease so many GPUs more."""
+    most = world.drive.state.tenants[who.job.tenant].gpus_max
+    return bool(most and who.gpus and _leased(world, who.job.tenant) + who.gpus > most)
+
+
+def _leased(world: World, tenant: str, *, endless: bool = False) -> int:
+    """How many GPUs a tenant leases; `endless`: to jobs whose end nobody knows."""
+    state = world.drive.state
+    members = [m for m in state.members() if m.replica.job.tenant == tenant and m.replica.member is m]
+    return sum(
+        m.mask.bit_count() for m in members if not endless or not world.ran.has_end(state, as_waiting(m.replica.job))
+    )
 
 
 def _goes_first(world: World, other: Waiting, who: Waiting, every: list[Waiting]) -> bool:
-    """Whether another job of its tenant waits for the limit, and what comes behind it has to wait as well."""
+    """Whether another job of its tenant waits for the limit, and what comes behind it has to wait as well.
+
+    What has no known end is not waited for: beside that it must be able to start under the limit.
+    """
     state = world.drive.state
     if other.job.tenant != who.job.tenant or not who.gpus or other.job.hold is not None:
         return False
-    if other.gpus > state.tenants[who.job.tenant].gpus_max or other.replica.not_before > state.time_ms:
+    left = state.tenants[who.job.tenant].gpus_max - _leased(world, who.job.tenant, endless=True)
+    if other.gpus > left or other.replica.not_before > state.time_ms:
         return False
     return comes_before(world, other, who, every) and could_ever(world, other)
 
@@ -404,7 +431,7 @@ def is_behind(world: World, who: Waiting, every: list[Waiting]) -> bool:
         and other.job.hold is None
         and state.tenants[other.job.tenant].hold is None
         and other.replica.not_before <= state.time_ms
-        and not over_limit(state, other)
+        and not over_limit(world, other)
         and could_ever(world, other)
         for other in every
         if other is not who
@@ -427,14 +454,51 @@ def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting
     return key(other) < key(who)
 
 
-def reserved(world: World, who: Waiting) -> set[int]:
-    """The workers that the reservation closes to it; none where it is its own, or the reservation is void."""
+def reserved(world: World, who: Waiting, *, for_good: bool = True) -> set[int]:
+    """The workers that the reservation closes to it; none where it is its own, or the reservation is void.
+
+    Also none where it takes the reservation over once nothing else keeps it waiting, unless `for_good` is False.
+    """
     held = world.drive.engine.planner.reserving.reservation
-    if held is None or _void(world) or (who.job.num, who.replica.index) == (held.item >> 10, held.item & 1023):
+    if held is None or _void(world):
         return set()
-    if (held.priority, held.shape) == (who.priority, world.drive.engine.shape_of(who.job)):
-        return set()  # the first of its line has none, and goes before it
-    return set(held.hosts)
+    owner = as_waiting(world.drive.state.jobs[held.item >> 10], held.item & 1023)
+    passes = alike(owner, who) or (for_good and _takes_over(world, who, owner))
+    return set() if passes else set(held.hosts)
+
+
+def _takes_over(world: World, who: Waiting, owner: Waiting) -> bool:
+    """Whether a job need not wait for another one's reservation, as it may end that one, or is due for it itself.
+
+    By priority alone: where jobs age, or tenants have shares, either may come first. A gang is due a while later.
+    """
+    config, state = world.drive.config, world.drive.state
+    if config.ages is not None or who.priority <= owner.priority:
+        return False
+    overdue_ms = state.time_ms - who.job.accepted_ms - int(config.reserve_after * 1000)
+    is_due = not state.half_life_ms and who.together == 1 and overdue_ms > LOOK_MS
+    return who.priority >= config.preempt_priority or is_due
+
+
+def surely_ends(world: World, who: Waiting) -> bool:
+    """Whether it surely ends before the reservation is expected to start, also as long ago as it was looked at."""
+    held, state = world.drive.engine.planner.reserving.reservation, world.drive.state
+    longest_ms = world.ran.longest_ms(state, who)
+    if held is None or held.start_ms is None or longest_ms is None:
+        return False
+    within_ms = held.start_ms - state.time_ms
+    return longest_ms + unnoticed_ms(within_ms) <= within_ms
+
+
+def is_tried(who: Waiting, every: list[Waiting]) -> bool:
+    """Whether it is one of the first of its tenant's that ask for the same: no more are tried beside a reservation."""
+    before = [other for other in every if other.job.tenant == who.job.tenant and alike(other, who)]
+    return who in before[:TRIED_MAX]
+
+
+def unnoticed_ms(within_ms: int) -> int:
+    """By how much later the reservation may be expected to start before those that wait for it are asked again."""
+    return max(5_000, within_ms // 8)
 
 
 def _void(world: World) -> str:
@@ -445,14 +509,13 @@ def _void(world: World) -> str:
     job = state.jobs.get(held.item >> 10)
     if job is None or job.over:
         return "its job is over"
-    replica = job.replicas[held.item & 1023]
-    request = request_of(job)
-    who = Waiting(job, replica, request, job.priority if job.priority >= 0 else request.priority)
+    who = as_waiting(job, held.item & 1023)
+    replica = who.replica
     if STATES[replica.state] != "QUEUED":
         return f"{who.name} is {STATES[replica.state]}"
     if job.hold is not None or state.tenants[job.tenant].hold is not None:
         return f"{who.name} is held"
-    if over_limit(state, who):
+    if over_limit(world, who):
         return f"{who.name} is over its tenant's limit"
     if replica.not_before > state.time_ms:
         return f"{who.name} waits out a pause"

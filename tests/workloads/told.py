@@ -40,10 +40,11 @@ def confirm(world: World, found: dict[str, list[Waiting]]) -> list[str]:
                 ok = reason == "held"
             elif said == "refused":
                 ok = bool(who.job.avoid)
-            elif never or not could_ever(world, who):
-                ok = never and reason != "held" and not could_ever(world, who)
+            elif never or not could_ever(world, who, avoiding=False):
+                ok = never and reason != "held" and not could_ever(world, who, avoiding=False)
             elif said == "reserved" and who.together == 1:
-                ok = reason != "no room" and not starts(world, who, taken_back(world, who) | reserved(world, who))
+                closed = taken_back(world, who) | reserved(world, who, for_good=False)
+                ok = reason != "no room" and not starts(world, who, closed)
             elif said == "ahead" and reason == "limit of another":  # both keep it, and either is true
                 ok = world.drive.config.order == "fifo" and is_behind(world, who, waiting_in(world.drive.state))
             else:

@@ -6,11 +6,12 @@ from typing import Final
 
 from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.state import Job, Member
+from moorage.scheduler.core.state import Member
 from moorage.schemas.job import STATES
-from tests.workloads.reference import Waiting, World, left_too_soon, request_of, starts, taken_back
+from tests.workloads.reference import Waiting, World, as_waiting, left_too_soon, starts, taken_back
 
 RUNNING: Final = "RUNNING"
+FROZEN: Final = "FROZEN"
 
 
 def confirm(world: World) -> None:
@@ -21,7 +22,7 @@ def confirm(world: World) -> None:
     ended = {num for act in found for num in act.victims}
     for act in found:
         job = world.drive.state.jobs[act.job]
-        who = as_waiting(world, job)
+        who = as_waiting(job)
         if is_reclaim(world, who):
             continue
         victims = set(act.victims)
@@ -44,12 +45,6 @@ def unheard(world: World) -> set[int]:
     return {worker.num for worker in world.drive.state.worker_by_num if worker.id not in world.renewed}
 
 
-def as_waiting(world: World, job: Job) -> Waiting:
-    request = request_of(job)
-    queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"] or list(job.replicas)
-    return Waiting(job, queued[0], request, job.priority if job.priority >= 0 else request.priority)
-
-
 def is_reclaim(world: World, who: Waiting) -> bool:
     """Whether it may take back what its tenant is guaranteed; else it goes by priority alone."""
     tenant = world.drive.state.tenants[who.job.tenant]
@@ -63,19 +58,17 @@ def members_of(world: World, num: int) -> list[Member]:
 
 
 def began_ms(member: Member, now_ms: int) -> int:
-    rows = [row[1] for row in member.replica.job.story if row[2] == member.replica.index and row[9] == member.fence]
-    named = [
-        row[1]
-        for row in member.replica.job.story
-        if row[2] == member.replica.index and row[9] == member.fence and STATES[row[4]] in (RUNNING, "PLACED")
-    ]
-    return max(named) if named else max(rows, default=now_ms)
+    """When it was started first, also if it has been frozen since; else when it was placed."""
+    rows = [row for row in member.replica.job.story if row[2] == member.replica.index and row[9] == member.fence]
+    started = [row[1] for row in rows if STATES[row[4]] == RUNNING]
+    placed = [row[1] for row in rows if STATES[row[4]] == "PLACED"]
+    return min(started or placed or [row[1] for row in rows], default=now_ms)
 
 
 def defended(world: World, member: Member) -> int:
     """The priority of a running job; with its age as it was when it began, where jobs age."""
     job, state = member.replica.job, world.drive.state
-    priority = as_waiting(world, job).priority
+    priority = as_waiting(job).priority
     ages = world.drive.config.ages
     if ages is None:
         return priority
@@ -100,8 +93,8 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
             continue
         if any(peer is None or not _runs(world, peer) for peer in peers) or member.mode > 1:
             continue
-        if member.guest and beside(member):
-            continue  # its devices stay with the frozen job
+        if beside(member):
+            continue  # its devices stay with the guest, or with the frozen job
         began = max(began_ms(peer, state.time_ms) for peer in peers if peer is not None)
         if state.time_ms - began < config.preempt_after * 1000 or defended(world, member) >= who.priority:
             continue
@@ -110,9 +103,10 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
 
 
 def _runs(world: World, member: Member) -> bool:
-    """It runs, or this very record asks it to end."""
+    """It runs or is frozen, or this very record asks it to end."""
     state = STATES[member.replica.state]
-    return member.replica.member is member and (state == RUNNING or (state == "ENDING" and _ends_now(world, member)))
+    runs = state in (RUNNING, FROZEN) or (state == "ENDING" and _ends_now(world, member))
+    return runs and member.replica.member is member
 
 
 def _ends_now(world: World, member: Member) -> bool:

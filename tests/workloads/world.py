@@ -20,8 +20,9 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell, Wanted
 from tests.scheduler.honest_worker import Key, Worker
-from tests.workloads import lent, placed, reference, told, victims
+from tests.workloads import lent, new_leader, placed, reference, told, victims
 from tests.workloads.plan import MEMORY_OF, PROFILES, VENDOR_OF, Plan, address
+from tests.workloads.ran import Ran
 from tests.workloads.record import Record
 from tests.workloads.tables import Tables, small_bounds
 
@@ -141,6 +142,7 @@ class World:
         self.found: Counter[str] = Counter()  # reasons that were confirmed
         self._tables: Tables | None = None
         self._told = 0
+        self.ran = Ran()
         self.records = 0
         #: by tenant what its jobs have held of GPUs so far, in ms of a thousandth of a GPU
         self.granted: Counter[str] = Counter()
@@ -257,13 +259,16 @@ class World:
                 worker.fact_answered(answer["no"])
 
     def _events(self) -> None:
-        if self.log is not None:
-            for event in self.drive.events[self._told :]:
-                for change in event["changes"]:
+        for event in self.drive.events[self._told :]:
+            job = self.drive.state.job(event["tenant"], event["job"])
+            gpus = reference.as_waiting(job).gpus if job is not None else 0
+            for change in event["changes"]:
+                name = (event["tenant"], event["job"], change["replica"])
+                self.ran.see(name, change["state"], gpus, self.drive.now)
+                if self.log is not None:
                     where = f" on {change['worker']}" if "worker" in change else ""
                     why = f": {change['why']}" if change.get("why") else ""
-                    name = f"{event['tenant']}/{event['job']}/{change['replica']}"
-                    self.say(f"                    {name} {change['state']}{where}{why}")
+                    self.say(f"                    {'/'.join(map(str, name))} {change['state']}{where}{why}")
         self._told = len(self.drive.events)
 
     def rest(self) -> None:
@@ -284,6 +289,7 @@ class World:
         wrong, found = reference.confirm(self)
         wrong += lent.restless(self)
         wrong += victims.hidden(self, found.get("no room", [])) + told.confirm(self, found)
+        wrong += new_leader.confirm(self)
         for reason, waiting in found.items():
             self.found[reason] += len(waiting)
             self.say(f"                    waits, {reason}: {' '.join(who.name for who in waiting)}")
@@ -337,12 +343,12 @@ class World:
             if isinstance(worker, Refusing):
                 worker.salt, worker.percent, worker.why = salt, percent, why
 
-    def work(self, salt: int, percent: int, code: int) -> None:
-        """So many in a hundred of what runs exits."""
+    def work(self, salt: int, percent: int, code: int, but: str = "") -> None:
+        """So many in a hundred of what runs exits; nothing of the tenant `but`."""
         draw = random.Random(salt)
         for worker in self.drive.workers.values():
             for key in [key for key, held in worker.held.items() if held.phase == "running"]:
-                if draw.randrange(100) < percent:
+                if key[0] != but and draw.randrange(100) < percent:
                     worker.finish(key, code)
 
     def _refusing(self) -> list[Refusing]:
@@ -460,6 +466,7 @@ class World:
         """Another scheduler leads."""
         self.sent.clear()
         self.drive.lead()
+        self.ran.forget(self.drive.state)
         self.renewed.clear()
         for worker in self.drive.workers.values():
             worker.flying, worker.gathered = (

@@ -30,14 +30,14 @@ _NOT_OFFERED: Final = tuple(
 async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
     """Return the first of these that some worker could run, now or later, and that no limit of the tenant refuses.
 
-    If there is none: the first whose driver a worker offers, since workers may come; else the first. Raises what `plan`
-    raises.
+    If there is none: the first whose driver a worker offers, since workers may come; else the first. One that is
+    refused for anything but its GPUs is returned, too: its submit says why. Raises what `plan` raises.
     """
     offered = None
     for request in requests:
         # a refusal, also for a job id that is taken, would not say whether another request could run
         planned = (await plan(msgspec.structs.replace(request, job=None, on_no_match="wait"))).data
-        if planned["starts"] not in ("never", "refused"):  # a limit of the tenant may refuse one of them alone
+        if planned["starts"] != "never" and not _asks_too_much(planned):
             return request
         if (
             planned["starts"] == "never"
@@ -46,6 +46,12 @@ async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
         ):
             offered = request
     return offered or requests[0]
+
+
+def _asks_too_much(planned: Mapping[str, Any]) -> bool:
+    """Return whether a plan says that a limit of the tenant refuses the request's GPUs: fewer may be allowed."""
+    problem = planned.get("problem") or {}
+    return problem.get("code") == "failed-precondition" and str(problem.get("field", "")).startswith("$.gpu")
 
 
 def plan_arguments(

@@ -69,7 +69,6 @@ from moorage.scheduler.core.waited import Waited
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
-from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects
 
 #: a W3C traceparent has 55 characters; anything longer than this is ignored
@@ -157,7 +156,6 @@ class Engine:
         guard = self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
         self.may_place, self.behind, self.waits_for = guard.may_place, guard.behind, guard.waits_for
         self._in_flight: InFlight | None = None
-        self._accepting: dict[int, Request] = {}  # jobs accepted in this record, kept only while a drain is planned
         self._looked_ms = 0
         self._built_ms = mono_ms
         self._replan = False  # plan again at once: the last record was full, or a worker joined with it
@@ -191,7 +189,7 @@ class Engine:
         job = self.state.jobs.get(num)
         if job is not None:
             return self.windows.left_too_soon(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
-        request = self._accepting[num]
+        _, request = self.planner.backfilling.fresh[num]
         deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
         return self.windows.left_too_soon(request.workload.timeout_s, deadline_ms, now_ms)
 
@@ -248,8 +246,7 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self.fleet.slept(mono_ms)
         self._built_ms = mono_ms
-        if not self.queue.by_tenant:
-            self.orders.resume_turns(draft)
+        self.orders.resume_turns(draft)
         orders = self._gather(flight)
         if mono_ms - self._looked_ms >= 1000 and self._begins(SECOND, draft):
             self._looked_ms = mono_ms
@@ -280,8 +277,9 @@ class Engine:
         ):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
+            if draft.ends:
+                self._guests.settle(draft)  # a frozen job that was asked to end lends nothing
         self.planner.preempting.asked_to_end(draft.ends)
-        self._accepting.clear()
         self.planner.backfilling.fresh.clear()
         if self._begins(RETENTION, draft):
             self.retention.forget(draft, self.retention.compact(draft))
@@ -471,10 +469,7 @@ class Engine:
                 for index in range(replicas):
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
-        if self.state.windows:
-            self._accepting[num] = request
-        if planner.reserving.reservation is not None:
-            planner.backfilling.fresh[num] = (tenant, request)
+        planner.backfilling.fresh[num] = (tenant, request)
         planner.placing.ranker.arrived(shape, replicas)
         self.queue.add(request.priority, shape, num << REPLICA_BITS, tenant)  # same value as `entry(num, 0)`
         if replicas > 1 and shape.together == 1:
@@ -541,6 +536,7 @@ class Engine:
                 self.sessions.health.avoids(job)
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
+            self.planner.reserving.learned.add(job.tenant)
         wanted = WantedFrames(state, self.subjects)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)

@@ -52,15 +52,35 @@ class SharedDevice:
 
 
 class Fit:
-    """The result of matching a shape with a class: the matching slots and how well, or why there are none."""
+    """The result of matching a shape with a class: the matching slots and how well, or why there are none.
 
-    __slots__ = ("best_mask", "mask", "rank", "reason")
+    `tiers` divides the matching slots into sets to be used in this order: the best matches first, and of equal matches
+    those with the least memory, so that the others are left to requests that need them. No matching device has less
+    memory than `least_mib`.
+    """
 
-    def __init__(self, mask: int, rank: int, reason: str, best_mask: int = 0) -> None:
+    __slots__ = ("best_mask", "least_mib", "mask", "rank", "reason", "tiers")
+
+    def __init__(
+        self, mask: int, rank: int, reason: str, best_mask: int = 0, tiers: tuple[int, ...] = (), least_mib: int = 0
+    ) -> None:
         self.mask = mask
         self.rank = rank
         self.best_mask = best_mask  # the slots that match as well as the best one
+        self.tiers = tiers
+        self.least_mib = least_mib
         self.reason = reason  # empty if the class could run it
+
+
+class Matched(NamedTuple):
+    """The slots of a class whose devices match a request; `Fit` says what the fields are."""
+
+    mask: int
+    rank: int
+    best_mask: int
+    tiers: tuple[int, ...]
+    least_mib: int
+    reason: str
 
 
 class Fits(Memo[int, Fit]):
@@ -195,7 +215,7 @@ class HostClass:
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
         self.fits = fits
-        self._ranks: Memo[tuple[DeviceAsked, int], tuple[int, int, int, str]] = Memo(RANKS_MAX)
+        self._ranks: Memo[tuple[DeviceAsked, int], Matched] = Memo(RANKS_MAX)
 
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
@@ -211,7 +231,10 @@ class HostClass:
 
     def _exact(self, shape: Shape, found: Fit) -> Fit:
         mask = self.exactly(shape)
-        return Fit(mask, found.rank, "", mask & found.best_mask or mask) if mask else _OTHER_DEVICE
+        if not mask:
+            return _OTHER_DEVICE
+        tiers = tuple(tier & mask for tier in found.tiers if tier & mask)
+        return Fit(mask, found.rank, "", mask & found.best_mask or mask, tiers, found.least_mib)
 
     def _slots_of(self, name: str) -> int:
         if name.isdecimal():
@@ -224,17 +247,17 @@ class HostClass:
             return Fit(0, 0, reason)
         if shape.mode == NO_GPU:
             return Fit(0, 2, "")
-        mask, best, best_mask, reason = self._ranked(shape)
-        if reason := reason or failed(self, shape, "devices"):
-            return Fit(0, best, reason)
-        return Fit(mask, best, "", best_mask)
+        found = self._ranked(shape)
+        if reason := found.reason or failed(self, shape, "devices"):
+            return Fit(0, found.rank, reason)
+        return Fit(found.mask, found.rank, "", found.best_mask, found.tiers, found.least_mib)
 
     def answering(self, shape: Shape) -> int:
         """Return the slots whose devices match a shape that asks for GPUs."""
-        return self._ranked(shape)[0]
+        return self._ranked(shape).mask
 
-    def _ranked(self, shape: Shape) -> tuple[int, int, int, str]:
-        """Return the matching slots, how well the best match, which those are, and else why none matches. Cached.
+    def _ranked(self, shape: Shape) -> Matched:
+        """Return the matching slots, or why none matches. Cached.
 
         Thousands of shapes may ask for one model and differ only in CPU. Slots that do not allow the mode are left out;
         if no others match, the reason is not a filter of one device.
@@ -246,13 +269,22 @@ class HostClass:
                 shape.device_rank(*device[1:], device[0]) if takes >> slot & 1 else 0
                 for slot, device in enumerate(self.devices)
             ]
-            best = max(ranks)
-            mask, best_mask = (
-                sum(1 << slot for slot, rank in enumerate(ranks) if rank >= least) for least in (1, max(1, best))
-            )
+            best, tiers = max(ranks), dict[tuple[int, int], int]()
+            for slot, rank in enumerate(ranks):
+                if rank:
+                    kind = (-rank, self.devices[slot][3])
+                    tiers[kind] = tiers.get(kind, 0) | 1 << slot
+            best_mask = sum(slots for (rank, _), slots in tiers.items() if rank == -best)
+            order = tuple(tiers[kind] for kind in sorted(tiers))
             reason = "" if best else failed(self, shape, "one device")
-            found = self._ranks.put((shape.device_asked, takes), (mask, best, best_mask, reason))
+            least_mib = min((mib for _, mib in tiers), default=0)
+            matched = Matched(sum(order), best, best_mask, order, least_mib, reason)
+            found = self._ranks.put((shape.device_asked, takes), matched)
         return found
+
+    def memory_of(self, slots: int) -> int:
+        """Return the memory of the devices in these slots, in MiB."""
+        return sum(device[3] for slot, device in enumerate(self.devices) if slots >> slot & 1)
 
     def permitted(self, tenant: str) -> frozenset[str]:
         """Return the drivers that the rules allow a tenant; empty for none, or if there are no rules: then all are."""
@@ -392,11 +424,12 @@ class Host:
             most = min(most, (self.cls.devices[slot][3] - device.memory_mib) // shape.share_mib)
         return max(0, most)
 
-    def replicas_of(self, shape: Shape, when: When) -> int:
+    def replicas_of(self, shape: Shape, when: When, without: int = 0) -> int:
         """Return how many replicas of a shape this host could hold at most.
 
         `when` is `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left, without the devices
-        that are `shut`; or `now`: beside what runs there now. It does not matter whether the host is `usable`.
+        that are `shut`; or `now`: beside what runs there now. It does not matter whether the host is `usable`. The
+        slots of the mask `without` are not counted.
         """
         fit = self.cls.fit(shape)
         if fit.reason:
@@ -404,7 +437,7 @@ class Host:
         now = when == "now"
         most = MEMBERS_MAX - (self.held if now else 0)
         if shape.count:
-            slots = fit.mask & (self.open if now else self.lent)
+            slots = fit.mask & (self.open if now else self.lent) & ~without
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
             beside = self.rooms_on_shared(shape) if now and self.shared else {}

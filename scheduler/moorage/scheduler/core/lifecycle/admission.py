@@ -439,7 +439,7 @@ class Admission:
     def could_ever(self, shape: Shape) -> bool:
         """Return whether the known fleet, if empty and healthy, could hold the shape (all replicas of a gang at once).
 
-        The answer is cached until the fleet changes.
+        Not on workers that refused it, and devices that failed under it. The answer is cached until the fleet changes.
         """
         known = self._capable.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
@@ -447,7 +447,11 @@ class Admission:
         return self._capable.put(shape.index, (self.fleet.inventory, self._could_ever(shape)))[1]
 
     def _could_ever(self, shape: Shape) -> bool:
-        missing = shape.together
+        missing, hosts = shape.together, self.fleet.hosts
+        for num, mask in shape.avoid:
+            if (host := hosts.get(num)) is not None:
+                missing += host.replicas_of(shape, "ever") - host.replicas_of(shape, "ever", mask)
+        missing += sum(hosts[num].replicas_of(shape, "ever") for num in shape.refusing & hosts.keys())
         for cls, _ in self.fleet.capable(shape):
             for alike in cls.sizes.values():  # hosts of one size give the same answer
                 missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
@@ -482,9 +486,9 @@ class Admission:
         """Reject a job's queued replicas if no known worker could ever run them; else do nothing.
 
         To be called for a job with `on_no_match: reject`, accepted before all workers were heard from, once they all
-        were.
+        were. A job that some worker refused has matched one since.
         """
-        if not self.could_ever(shape):
+        if not job.avoid and not self.could_ever(shape):
             for replica in job.replicas:
                 if draft.replica(replica).state == QUEUED:
                     draft.move(replica, REJECTED, f"{NO_MATCH}: {self._unmatched.why(shape)}")

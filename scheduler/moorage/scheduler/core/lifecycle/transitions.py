@@ -212,12 +212,19 @@ class Lifecycle:
                 self._never_there(draft, replica.job, member)
             self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL, code)
         elif kind == "withdrawn":
-            count = Count.NONE if state in (CANCELLING, ENDING) else Count.LOSS
-            if count == Count.LOSS and fact.detail == "supervisor-died":
-                count = Count.REFUSAL  # it was not started yet
+            count = self._withdrawn(draft, replica, fact)
             self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
         elif kind == "not-held":
             self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
+
+    @staticmethod
+    def _withdrawn(draft: Draft, replica: Replica, fact: Fact) -> Count:
+        """Return what a withdrawal counts as: a loss only if the work had begun, of a gang by any of its ranks."""
+        state = draft.replica(replica).state
+        if state in (CANCELLING, ENDING):
+            return Count.NONE
+        begun = state not in (PLACED, CLAIMED) or draft.job(replica.job).gang == GangPhase.STARTED
+        return Count.LOSS if begun and fact.detail != "supervisor-died" else Count.REFUSAL
 
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
@@ -350,6 +357,8 @@ class Lifecycle:
     ) -> None:
         """End a whole gang: the first member that fails, is refused or lost moves all to ENDING in one record."""
         job, first = replica.job, replica.job.replicas[0]
+        if count == Count.LOSS and draft.job(job).gang == GangPhase.HOLDING:
+            count = Count.REFUSAL  # no rank was started yet, so no work was lost
         after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
         if op == Op.REFUSE and code:
             after = FAILED
@@ -456,9 +465,12 @@ class Lifecycle:
 
         It gets its checkpoint signal `notice_s` before it is asked to end; None stands for the request's own
         `checkpoint_before_s`. With `count` LOSS the eviction counts against the request's `retries_on_lost`, and if
-        these are used up the replica fails; with NONE, for reasons that are not the job's, it counts against nothing.
+        these are used up the replica fails; with NONE, for reasons that are not the job's, it counts against nothing,
+        and neither does a gang of which no rank was started.
         """
         replica, job = member.replica, member.replica.job
+        if draft.job(job).gang == GangPhase.HOLDING:
+            count = Count.NONE
         run = self.request_of(job).workload
         if notice_s is None:
             notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0

@@ -19,7 +19,7 @@ from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.guests import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queue.queue import Queue, entry
 from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, Mode, actor
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.shape import Shape
@@ -85,9 +85,6 @@ class Orders:
         self.lifecycle = lifecycle
         self.request_of = request_of
         self.shape_of = shape_of
-        for tenant in state.tenants.values():
-            if tenant.ordered:
-                self._set_apart(tenant.name)
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
         """Carry out an order that is not about a worker, in the draft. Return the answer or a problem.
@@ -143,7 +140,6 @@ class Orders:
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(name, 0, by, asked.why))
             tenant.hold = StandingOrder(by, asked.why, draft.time_ms) if on else None
-            self._set_apart(name)
         return self._done_of(draft, "hold" if on else "release", changed, name, hold=as_hold(tenant.hold))
 
     def _hold_job(self, draft: Draft, job: Job, asked: HoldAct | ReleaseAct, by: str) -> Done:
@@ -248,7 +244,6 @@ class Orders:
             draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
             tenant.gpus_max, tenant.jobs_max = gpus, jobs
             tenant.limit = StandingOrder(by, asked.why, draft.time_ms)
-            self._set_apart(name)
         return self._done_of(draft, "limit", changed, name, limit=as_limit(gpus, jobs, tenant.limit))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
@@ -300,16 +295,10 @@ class Orders:
             self._take_turns(draft)
 
     def _take_turns(self, draft: Draft) -> None:
-        """Count usage with this leader's half-life from now on, and give each tenant queue groups of its own."""
+        """Count usage with this leader's half-life from now on."""
         if self.state.half_life_ms != self.half_life_ms and not draft.counts:
             draft.counts = True
             draft.add(acts.HalfLife(self.half_life_ms))
-        if not self.queue.by_tenant:
-            self.queue.part(self._tenant_of)
-
-    def _tenant_of(self, item: int) -> str:
-        job = self.state.jobs.get(item >> REPLICA_BITS)
-        return job.tenant if job is not None else ""
 
     # ------------------------------------------------------------------------------------------------------- inside
 
@@ -333,15 +322,6 @@ class Orders:
             for replica in (waiting[:1] if self.shape_of(job).together > 1 else waiting)
             if draft.replica(replica).not_before <= draft.time_ms
         ]
-
-    def _set_apart(self, name: str) -> None:
-        jobs = self.state.jobs
-
-        def is_of(item: int) -> bool:
-            job = jobs.get(item >> REPLICA_BITS)
-            return job is not None and job.tenant == name
-
-        self.queue.set_apart(name, is_of)
 
 
 def as_hold(order: StandingOrder | None) -> Hold | None:

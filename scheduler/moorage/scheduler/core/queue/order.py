@@ -149,7 +149,7 @@ class QueueOrder:
 
     def is_fair(self, draft: Draft) -> bool:
         """Return whether fair share orders the queue: an operator has set a share, and `order` is not `fifo`."""
-        return not self.is_strict and draft.state.half_life_ms > 0 and self.queue.by_tenant
+        return not self.is_strict and draft.state.half_life_ms > 0
 
     # ------------------------------------------------------------------------------------ what still waits
 
@@ -241,14 +241,10 @@ class QueueOrder:
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
 
     def count(self, draft: Draft, group: Group, replicas: int) -> None:
-        """Add placed replicas at once to what their tenant uses under fair share, and to the GPUs that it leases.
-
-        A group shared by tenants has no limit, so nothing is added for it.
-        """
+        """Add placed replicas at once to what their tenant uses under fair share, and to the GPUs that it leases."""
         if self.turns is not None:
             self.turns.took(group, replicas)
-        if group.tenant:
-            draft.change_tenant(group.tenant).gpus += group.shape.count * replicas
+        draft.change_tenant(group.tenant).gpus += group.shape.count * replicas
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
         """Return how many more entries of a group may be placed in a row before `others`, another group, comes first.
@@ -268,8 +264,6 @@ class QueueOrder:
 
         It is 0 while an earlier job of the tenant waits for the limit: otherwise small jobs would starve a big one.
         """
-        if not group.tenant:
-            return math.inf
         full = self._full.get(group.tenant)
         room = self.room_of(draft, group.tenant)
         if full is None or not full[0].entries or self._comes_before(group, full[0]):
@@ -295,13 +289,12 @@ class QueueOrder:
         """Return whether the tenant may start the first job of its group now."""
         return group.shape.gpus <= self.room(draft, group)
 
-    def over_limit(self, draft: Draft, group: Group) -> None:
-        """Remember a queue group whose first job waits for its tenant's limit, unless it needs more than the limit.
+    def over_limit(self, group: Group) -> None:
+        """Remember a queue group whose first job waits for its tenant's limit and holds up the tenant's later jobs.
 
         Only the first such group of a tenant in a pass is remembered.
         """
-        if group.shape.gpus <= draft.tenant(group.tenant).gpus_max:
-            self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
+        self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
 
     def waits_for_limit(self, tenant: str) -> int | None:
         """Return the number of the tenant's first job that its limit kept waiting in the last pass; None for none."""

@@ -1,8 +1,8 @@
-"""The queue: groups of jobs with one priority and shape, by arrival, so that each group is tried only once a pass.
+"""The queue: groups of jobs of one priority, shape and tenant, by arrival. Each group is tried only once a pass.
 
 A group that found no room is skipped until something changes that may help it. Entries are plain integers (job number
-and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant with a hold or a limit has
-groups of its own, so that its limit is checked once for each group; under fair share every tenant has.
+and replica), so a hundred thousand queued jobs cost the garbage collector nothing. Limits, holds and shares are a
+tenant's, so they are checked once for each group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPLICA_BITS: Final = 10  # 1,024 replicas a job
 
 #: the sort key of queue groups, see `order`: smaller goes first
 Key = tuple[int, int, int]
-_Name = tuple[int, int, str]  # (minus the priority, the shape's index, the tenant or "" for a group shared by tenants)
+_Name = tuple[int, int, str]  # (minus the priority, the shape's index, the tenant)
 
 
 def entry(num: int, replica: int) -> int:
@@ -52,9 +52,9 @@ VOID: Final = Verdict(Waits.NO_ROOM, -1)
 
 
 class Group:
-    """The waiting replicas of one priority and shape by arrival; with `tenant`, only those of that tenant."""
+    """The waiting replicas of one priority, shape and tenant, by arrival."""
 
-    __slots__ = ("entries", "granted_ms", "priority", "shape", "tenant", "verdict")
+    __slots__ = ("entries", "priority", "shape", "tenant", "verdict")
 
     def __init__(self, priority: int, shape: Shape, tenant: str) -> None:
         self.priority = priority
@@ -62,7 +62,6 @@ class Group:
         self.tenant = tenant
         self.entries: deque[int] = deque()  # ascending; nearly all entries arrive in order and leave from the front
         self.verdict = VOID
-        self.granted_ms = 0  # ledger ms of the last reservation for a job of this group
 
     def __lt__(self, other: Group) -> bool:
         """Return whether this group comes before another with an equal key: a fixed order.
@@ -81,8 +80,6 @@ class Queue:
 
     def __init__(self) -> None:
         self.groups: dict[_Name, Group] = {}
-        self.by_tenant = False  # every tenant has groups of its own
-        self._apart: set[str] = set()
         self._unswept: list[_Name] = []  # groups that the current sweep has not finished
         self._swept = -1  # the last entry checked in the last group of `_unswept`
 
@@ -95,15 +92,12 @@ class Queue:
         """Whether no entry is queued; stops at the first group that has one."""
         return not any(group.entries for group in self.groups.values())
 
-    def _key(self, priority: int, shape: Shape, tenant: str) -> _Name:
-        return (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")
-
     def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
         """Put one entry into its queue group, at its place in the order of arrival."""
-        key = (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")  # `_key`
+        key = (-priority, shape.index, tenant)
         group = self.groups.get(key)
         if group is None:
-            group = self.groups[key] = Group(priority, shape, key[2])
+            group = self.groups[key] = Group(priority, shape, tenant)
         if group.verdict.waits is not Waits.NO_ROOM:
             group.verdict = VOID  # the added job may have a shorter time limit
         entries = group.entries
@@ -118,7 +112,7 @@ class Queue:
         """Add entries of one job, in ascending order, to their queue group, in one walk along the group."""
         for item in items[:1]:
             self.add(priority, shape, item, tenant)
-        entries, rest = self.groups[self._key(priority, shape, tenant)].entries if items else deque[int](), items[1:]
+        entries, rest = self.groups[(-priority, shape.index, tenant)].entries if items else deque[int](), items[1:]
         if not rest:
             return
         at = bisect(entries, items[0])
@@ -133,8 +127,12 @@ class Queue:
 
         It walks along the group once, however many they are.
         """
-        group = self.groups.get(self._key(priority, shape, tenant))
-        return self.take(group, items) if group is not None and items else []
+        group = self.groups.get((-priority, shape.index, tenant))
+        if group is None or not items:
+            return []
+        if group.verdict.waits is not Waits.NO_ROOM:
+            group.verdict = VOID  # it was about its first job, which may be the one that leaves
+        return self.take(group, items)
 
     @staticmethod
     def take(group: Group, items: list[int]) -> list[int]:
@@ -150,40 +148,6 @@ class Queue:
         entries.extendleft(reversed(others))
         entries.rotate(at)
         return found
-
-    def set_apart(self, tenant: str, is_of: Callable[[int], bool]) -> None:
-        """Give a tenant its own groups for the rest of this term; `is_of` says which entries are the tenant's.
-
-        The first call for a tenant walks the whole queue: for an operator's order, not for each record. Further calls
-        do nothing.
-        """
-        if tenant in self._apart:
-            return
-        self._apart.add(tenant)
-        for key, group in list(self.groups.items()):
-            mine = [item for item in group.entries if is_of(item)] if not group.tenant else []
-            if not mine:
-                continue
-            group.entries = deque(item for item in group.entries if not is_of(item))
-            own = self.groups[(key[0], key[1], tenant)] = Group(group.priority, group.shape, tenant)
-            own.entries = deque(mine)
-            own.verdict, own.granted_ms = group.verdict, group.granted_ms
-
-    def part(self, tenant_of: Callable[[int], str]) -> None:
-        """Give every tenant its own groups for the rest of this term.
-
-        `tenant_of` returns the tenant of an entry, "" if its job has ended. It walks the whole queue once: for an
-        operator's order, not for each record.
-        """
-        shared = [(key, group) for key, group in self.groups.items() if not group.tenant]
-        self.by_tenant = True
-        for key, group in shared:
-            del self.groups[key]
-            for item in group.entries:
-                tenant = tenant_of(item)
-                if tenant:
-                    self.add(group.priority, group.shape, item, tenant)
-                    self.groups[(key[0], key[1], tenant)].granted_ms = group.granted_ms
 
     def ready(
         self, key: Callable[[Group], Key], change: int, holds: Callable[[Group], bool]
@@ -256,7 +220,7 @@ class Queue:
 
     def group_of(self, priority: int, shape: Shape, tenant: str) -> Group | None:
         """Return the queue group that a job of this priority, shape and tenant would join; None if there is none."""
-        return self.groups.get(self._key(priority, shape, tenant))
+        return self.groups.get((-priority, shape.index, tenant))
 
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:
         """Return how many entries come before this one. Reads every group: for questions, not for each record.

@@ -6,8 +6,8 @@ Both are in percent; the highest score wins. `free` is the part of the lent devi
 larger of two values: the part of the host's CPU reserved by placed members, and the mean utilisation of its devices in
 its last load frame. Reserved devices count only in `free`. A host that reports no CPU count has no CPU reserved.
 
-The score is an integer, in thousandths, and ties go to the worker that joined first: the same input gives the same
-placement on every machine.
+The score is an integer, in thousandths. Ties go to the devices with the least memory, then to the worker that joined
+first: the same input gives the same placement on every machine.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ class Headroom(Pack):
         if shape.spread:
             return self._spread(fleet, shape, avoid, excluded)
         best: Choice | None = None
-        best_key = (0, 0, 0)
+        best_key = (0, 0, 0, 0)
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():
                 if host.bucket < 0 or num in excluded or not host.fits_host(shape):
                     continue
-                key = (-fit.rank, -score(host), num)
-                if best is not None and key >= best_key:
+                least = (-fit.rank, -score(host))
+                if best is not None and least > best_key[:2]:
                     continue
                 mask = self._slots_for(host, shape, fit)
-                if mask is not None:
+                if mask is None:
+                    continue
+                key = (*least, cls.memory_of(mask), num)
+                if best is None or key < best_key:
                     best, best_key = Choice(host, mask, host.open.bit_count() - shape.count), key
         return best
 

@@ -52,11 +52,15 @@ class Preferring(Pack):
         return best
 
     def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:
-        """Return the mask of a host's devices with the most sharers, or the fewest; None if too few fit."""
+        """Return the mask of a host's devices with the most sharers, or the fewest; None if too few fit.
+
+        Of equal ones, those with the least memory.
+        """
         users = {slot: 0 for slot in range(len(host.cls.devices)) if (host.open & fit.mask) >> slot & 1}
         users |= {slot: host.shared[slot].users for slot in host.rooms_on_shared(shape)}
         if len(users) < shape.count:
             return None
         sign = -1 if shape.prefer == "pack" else 1
-        taken = sorted(users, key=lambda slot: (sign * users[slot], slot))[: shape.count]
+        devices = host.cls.devices
+        taken = sorted(users, key=lambda slot: (sign * users[slot], devices[slot][3], slot))[: shape.count]
         return sum(1 << slot for slot in taken)

@@ -83,57 +83,76 @@ def lowest_slots(mask: int, count: int) -> int:
 
 
 def best_slots(mask: int, fit: Fit, count: int) -> int:
-    """Return `count` slots of a mask, best matches first (A10 before A100 for `A10`), then lowest first."""
-    return _best_of(mask, mask & fit.best_mask, count)
+    """Return `count` slots of a mask: best matches first (A10 before A100 for `A10`), then least memory, then lowest.
+
+    `mask` must have at least `count` slots that match.
+    """
+    return _first_of(mask, fit.tiers, count)
 
 
-def _best_of(mask: int, best: int, count: int) -> int:
-    if best == mask or best.bit_count() >= count:
-        return lowest_slots(best, count)
-    return best | lowest_slots(mask & ~best, count - best.bit_count())
+def _first_of(mask: int, tiers: tuple[int, ...], count: int) -> int:
+    taken = 0
+    for tier in tiers:
+        part, missing = mask & tier, count - taken.bit_count()
+        if part.bit_count() >= missing:
+            return taken | lowest_slots(part, missing)
+        taken |= part
+    return taken
 
 
 def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
     """Return the mask of `count` slots of a host, out of `mask`; linked devices where there are islands.
 
-    `mask` must have at least `count` slots. An island is a set of devices linked by NVLink, or else on one NUMA node.
-    The request gets the island with the fewest free devices that suffice, so that large ones stay whole; if none
-    suffices, it spans as few islands as possible.
+    `mask` must have at least `count` slots that match. An island is a set of devices linked by NVLink, or else on one
+    NUMA node. The request gets the island with the least memory, and of those the fewest free devices, that suffice, so
+    that large ones stay whole; if none suffices, it spans as few islands as possible.
     """
     islands = host.cls.islands
     if not islands:
         return best_slots(mask, fit, count)
-    return _linked_slots(islands, mask, mask & fit.best_mask, count)
+    return _linked_slots(islands, mask, mask & fit.best_mask, fit.tiers, count)
 
 
 @functools.lru_cache(SLOTS_KNOWN)
-def _linked_slots(islands: Islands, mask: int, best: int, count: int) -> int:
+def _linked_slots(islands: Islands, mask: int, best: int, tiers: tuple[int, ...], count: int) -> int:
     within = best if best.bit_count() >= count else mask
-    found = _smallest(within, islands[0], count) or _smallest(within, islands[1], count)
+    found = _smallest(within, islands[0], tiers, count) or _smallest(within, islands[1], tiers, count)
     if found:
-        return lowest_slots(found, count)
+        return found
     taken = 0
     for island in sorted(islands[0], key=lambda island: -(within & island).bit_count()):
         part = within & island
         missing = count - taken.bit_count()
-        taken |= part if part.bit_count() <= missing else lowest_slots(part, missing)
+        taken |= part if part.bit_count() <= missing else _first_of(part, tiers, missing)
         if taken.bit_count() == count:
             return taken
-    return _best_of(mask, best, count)
+    return _first_of(mask, tiers, count)
 
 
-def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
-    """Return the part of a mask within the island that has the fewest devices but enough; 0 if none has enough."""
-    return min(
-        (mask & island for island in islands if (mask & island).bit_count() >= count), key=int.bit_count, default=0
-    )
+def _smallest(mask: int, islands: tuple[int, ...], tiers: tuple[int, ...], count: int) -> int:
+    """Return `count` slots of a mask within one island: with the least memory, of the fewest devices that are enough.
+
+    0 if no island has enough.
+    """
+    last_first = tiers[::-1]
+    best, best_key = 0, ([0], 0)
+    for island in islands:
+        part = mask & island
+        if part.bit_count() < count:
+            continue
+        taken = _first_of(part, tiers, count)
+        key = [(taken & tier).bit_count() for tier in last_first], part.bit_count()
+        if not best or key < best_key:
+            best, best_key = taken, key
+    return best
 
 
 class Pack(Ranker):
     """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
 
-    A model name matched as a whole word goes before one matched inside a word. CPU-only jobs go to the hosts with the
-    fewest devices, so that they do not use up the CPU beside GPUs.
+    A model name matched as a whole word goes before one matched inside a word. Of hosts that are equal so far, the
+    devices with the least memory are taken, so that the others are left to requests that need them. CPU-only jobs go to
+    the hosts with the fewest devices, so that they do not use up the CPU beside GPUs.
     """
 
     name: ClassVar[str] = "pack"
@@ -165,42 +184,54 @@ class Pack(Ranker):
 
     def _best_fit(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         best: Choice | None = None
-        best_key = (0, 0)
+        best_key = (0, 0, 0)
         count = shape.count
         for cls, fit in fleet.capable(shape):
             whole = fit.mask == (1 << len(cls.devices)) - 1
             for free in range(count, len(cls.buckets)):
-                if best is not None and (-fit.rank, free - count) >= best_key:
+                if best is not None and (-fit.rank, free - count, fit.least_mib * count) >= best_key:
                     break
                 choice = self._first_in(cls.buckets[free], shape, fit, whole, excluded)
                 if choice is not None:
-                    best, best_key = choice, (-fit.rank, choice.left)
+                    key = (-fit.rank, choice.left, cls.memory_of(choice.mask))
+                    if best is None or key < best_key:
+                        best, best_key = choice, key
                     break
         return best
 
     def _first_in(
         self, bucket: dict[int, Host], shape: Shape, fit: Fit, whole: bool, excluded: frozenset[int]
     ) -> Choice | None:
-        count = shape.count
+        count, alike = shape.count, len(fit.tiers) == 1
+        best: Choice | None = None
+        least = 0
         for host in bucket.values():
             mask = host.open if whole else host.open & fit.mask
             if (whole or mask.bit_count() >= count) and host.fits_host(shape):
                 if excluded and host.worker.num in excluded:
                     continue
-                return Choice(host, whole_slots(host, mask, fit, count), host.open.bit_count() - count)
-        return None
+                choice = Choice(host, whole_slots(host, mask, fit, count), host.open.bit_count() - count)
+                if alike:
+                    return choice
+                memory = host.cls.memory_of(choice.mask)
+                if best is None or memory < least:
+                    best, least = choice, memory
+        return best
 
     def _join_sharers(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         if shape.count > 1:
             return self._share_many(fleet, shape, excluded)
         best: Choice | None = None
-        best_users = -1
+        best_users, least = -1, 0
         for cls, fit in fleet.capable(shape):
             for (num, slot), device in cls.shared_open[shape.mode].items():
-                if device.users > best_users and fit.mask >> slot & 1 and num not in excluded:
+                users, memory = device.users, cls.devices[slot][3]
+                if users < best_users or (users == best_users and memory >= least):
+                    continue
+                if fit.mask >> slot & 1 and num not in excluded:
                     host = cls.hosts[num]
                     if host.room_beside(slot, device, shape) and host.fits_host(shape):
-                        best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
+                        best, best_users, least = Choice(host, 1 << slot, host.open.bit_count()), users, memory
         return best
 
     def _share_many(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
@@ -234,7 +265,7 @@ class Pack(Ranker):
     def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         """Return a choice on the host with the fewest of this job's replicas; among equals, the best fit."""
         best: Choice | None = None
-        best_key: tuple[int, int, int, int] | None = None
+        best_key: tuple[int, int, int, int, int] | None = None
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():
                 if host.bucket < 0 or num in excluded or not host.fits_host(shape):
@@ -243,7 +274,7 @@ class Pack(Ranker):
                 if mask is None:
                     continue
                 left = host.open.bit_count() - shape.count
-                key = (avoid.get(num, 0), -fit.rank, left, num)
+                key = (avoid.get(num, 0), -fit.rank, left, cls.memory_of(mask), num)
                 if best_key is None or key < best_key:
                     best, best_key = Choice(host, mask, left), key
         return best

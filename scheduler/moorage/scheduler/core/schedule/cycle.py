@@ -18,6 +18,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Waits
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
+from moorage.scheduler.core.schedule.endless import Endless
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.reserve import Backfilling, Reserving
@@ -85,6 +86,7 @@ class Planner:
         self.placing = Placing(fleet, self.order, ranker)
         self.backfilling = Backfilling(queue, self.order, self.reserving, self.placing, estimates)
         self.verdicts = Verdicts(fleet, self.order, self.reserving)
+        self._endless = Endless(estimates)
         self._unprepared = False  # the ranker is not ready to choose
         self.serving: Group | None = None  # the group being served, for containment when a pass fails
         self._in_vain_max = IN_VAIN_MAX
@@ -128,9 +130,9 @@ class Planner:
                     continue
                 served = Served(0, End.NO_ROOM, key)
             else:
-                others = min(ready[1:3])[:2] if len(ready) > 1 else None  # smallest key in the heap after its root
-                kind = verdicts.kind_of(group)
-                served = self._serve(draft, group, others)
+                after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
+                others, kind = after[:2] if after is not None else None, verdicts.kind_of(group)
+                served = self._serve(draft, group, others, alike=self._alike(ready[0], after))
                 if served.end is End.NO_ROOM and not strict:
                     verdicts.no_room_for(draft, kind, group)
             placed += served.placed
@@ -141,8 +143,8 @@ class Planner:
                 heapreplace(ready, (served.key, group.entries[0], group))
             else:
                 heappop(ready)
-            if served.end is End.OVER_LIMIT and self.could_ever(group.shape):
-                order.over_limit(draft, group)
+            if served.end is End.OVER_LIMIT and self._holds_up(draft, group):
+                order.over_limit(group)
         self.serving = None
         if self.preempting.allowed and not draft.full:
             self.preempting.seek(draft, lambda: self._eligible(draft), lambda group: self._closed_to(draft, group))
@@ -157,7 +159,7 @@ class Planner:
             return math.inf
         if self.preempting.allowed or draft.state.preempting or self.order.ageing is not None:
             return draft.time_ms
-        return self.reserving.next_ms(draft)
+        return min(self.reserving.next_ms(draft), self._endless.next_ms(draft))
 
     def _begin(self, draft: Draft) -> bool:
         """Begin a pass. Return False if there is nothing to place, or the ranker is not ready to choose."""
@@ -173,6 +175,15 @@ class Planner:
         self._unprepared = not self.placing.ranker.prepare(self.fleet)
         self.verdicts.begin()
         return not self._unprepared
+
+    def _holds_up(self, draft: Draft, group: Group) -> bool:
+        """Return whether a job at its tenant's limit holds up the tenant's later jobs.
+
+        Not if the fleet could never run it, or if it waits for GPUs of which nothing says when they come free.
+        """
+        if not self.could_ever(group.shape):
+            return False
+        return group.shape.gpus <= draft.tenant(group.tenant).gpus_max - self._endless.of(draft, group.tenant)
 
     def _serve_the_next(self, ready: list[tuple[Key, int, Group]], group: Group) -> None:
         """In strict order, replace the head of the heap by the group's next job, at that job's own place in the order.
@@ -206,8 +217,18 @@ class Planner:
         heapify(left)
         return left
 
-    def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
-        """Place jobs from the front of one queue group until `others`, the first job of another group, comes first."""
+    def _alike(self, one: tuple[Key, int, Group], other: tuple[Key, int, Group] | None) -> bool:
+        """Return whether two groups of the heap ask for the same, and nothing but arrival orders them."""
+        if other is None or self.order.is_strict or self.order.turns is not None:
+            return False
+        return (one[0], one[2].shape) == (other[0], other[2].shape)
+
+    def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None, *, alike: bool) -> Served:
+        """Place jobs from the front of one queue group until `others`, the first job of another group, comes first.
+
+        If that one is `alike`, the chosen host is filled before it has its turn: one choice for each job would cost
+        twice the time.
+        """
         order, queue, placing = self.order, self.queue, self.placing
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
@@ -234,7 +255,7 @@ class Planner:
             most = len(group.entries) if room == math.inf or not need else int(room // need)
             most = min(most, order.most(group, others))
             if group.entries and room >= need and most > 0:
-                more, last = placing.place_more(draft, group, choice, most, others)
+                more, last = placing.place_more(draft, group, choice, most, None if alike else others)
                 placed += more
                 room -= more * need
                 order.count(draft, group, more)

@@ -100,7 +100,7 @@ class Preempting:
 
     def _is_of(self, job: Job, shape: Shape, priority: int, tenant: str) -> bool:
         policy = self.policy
-        return tenant in (job.tenant, "") and policy.shape_of(job) is shape and policy.priority_of(job) == priority
+        return tenant == job.tenant and policy.shape_of(job) is shape and policy.priority_of(job) == priority
 
     def settle(self, draft: Draft, waits: Callable[[Job], bool]) -> None:
         """Give up preemptions whose job no longer waits, or has not started although all its victims ended long ago."""

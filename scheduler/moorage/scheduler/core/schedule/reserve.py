@@ -3,7 +3,8 @@
 A stream of small jobs must not starve a big one. Among the jobs that have waited longer than `reserve_after`, the first
 in order gets the reservation: the hosts on which it will fit soonest are excluded for all other jobs until it starts.
 Only a job that surely ends before that start may be placed there (backfill; Lifka, "The ANL/IBM SP Scheduling System",
-1995), judged by its time limit or by earlier runs. There is one reservation at a time.
+1995), judged by its time limit or by earlier runs. There is one reservation at a time. An overdue job of higher
+priority takes it over: otherwise one of low priority would keep idle hosts from it for hours.
 
 Requests that need whole hosts get room only through a reservation; for smaller requests, room appears by itself. So
 whole-host requests go first. But the first in order of the overdue jobs with smaller requests is passed only until as
@@ -12,7 +13,7 @@ many hosts were reserved before it as the fleet has. Then it goes first.
 Hosts reserved for a gang stand idle until the last of them is free. So a gang that needs n of H hosts, and became the
 first candidate a time t after `reserve_after`, lets other jobs continue to use the hosts for another 3/2 t (n - 1) / H.
 A gang that is first at once, or needs one host, waits no longer; a gang that needs half of the fleet waits less than
-three quarters of t longer; and often enough hosts become free meanwhile. If a job of the same queue group had a
+three quarters of t longer; and often enough hosts become free meanwhile. If a job of its priority and shape had a
 reservation since, t counts from then: otherwise each of many gangs that came together would wait longer than the one
 before it by a factor. It is the slack that Talby and Feitelson give to all jobs ("Supporting Priorities and Improving
 Utilization of the IBM SP Scheduler Using Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
@@ -57,9 +58,6 @@ SHORT_MS: Final = 60_000
 class Reservation:
     """Hosts kept free for one queue entry, and for entries of its priority and shape, of which the first goes first.
 
-    `tenant` is the tenant of the entry's job. The queue group is not stored, since an operator's act on the tenant may
-    move the entry to another group.
-
     `start_ms` is the ledger ms at which the hosts are expected to be free; None if unknown. `since_ms` is when the
     reservation was made.
     """
@@ -73,13 +71,12 @@ class Reservation:
         self,
         item: int,
         group: Group,
-        tenant: str,
         hosts: frozenset[int],
         start_ms: int,
         since_ms: int,
     ) -> None:
         self.item = item
-        self.tenant = tenant
+        self.tenant = group.tenant
         self.priority = group.priority
         self.shape = group.shape
         self.hosts = hosts
@@ -121,13 +118,15 @@ class Claim(NamedTuple):
 class Claims:
     """Orders the reservation candidates, and says when the first of them is due. All times are in ledger ms."""
 
-    __slots__ = ("_began_ms", "_fleet", "_passed", "_passed_hosts", "_patience_ms", "_since")
+    __slots__ = ("_began_ms", "_fleet", "_granted", "_passed", "_passed_hosts", "_patience_ms", "_since")
 
     def __init__(self, fleet: Fleet, patience_ms: int) -> None:
         self._fleet = fleet
         self._patience_ms = patience_ms
         self._began_ms = -1  # time of this leader's first pass
         self._since: dict[int, int] = {}  # entry -> since when it is the first candidate
+        #: (priority, index of the shape) -> time of the last reservation for such a job; the oldest are dropped
+        self._granted: dict[tuple[int, int], int] = {}
         self._passed = -1  # the entry that has waited longest among those that need no whole host
         self._passed_hosts = 0  # hosts reserved for later jobs while it waited
 
@@ -160,7 +159,7 @@ class Claims:
             if len(self._since) >= FIRST_MAX:
                 return now_ms
             self._since[claim.item] = since
-        waited_from = max(claim.accepted_ms + self._patience_ms, claim.group.granted_ms)
+        waited_from = max(claim.accepted_ms + self._patience_ms, self._granted.get(_alike(claim.group), 0))
         waited, (times, by) = max(0, since - waited_from), LETS_ON
         return since - (-waited * (needed - 1) * times // (of * by))
 
@@ -168,7 +167,10 @@ class Claims:
         """Note that a reservation was made for one of these candidates."""
         others = [claim for claim in claims if claim.later]
         mine = next(claim for claim in claims if claim.item == held.item)
-        mine.group.granted_ms = held.since_ms
+        self._granted.pop(_alike(mine.group), None)
+        self._granted[_alike(mine.group)] = held.since_ms
+        if len(self._granted) > FIRST_MAX:
+            del self._granted[next(iter(self._granted))]
         if not others or mine.later:
             return
         first = min(others)
@@ -176,6 +178,10 @@ class Claims:
             if first.item != self._passed:
                 self._passed, self._passed_hosts = first.item, 0
             self._passed_hosts += len(held.hosts)
+
+
+def _alike(group: Group) -> tuple[int, int]:
+    return (group.priority, group.shape.index)
 
 
 def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
@@ -242,9 +248,11 @@ class Reserving:
         self._draft: Draft | None = None  # the draft of the last pass
         self._looked_ms = -patience_ms
         self._seen: tuple[int, int, int] | None = None  # the `_view` of the last scan
-        self._next_claim_ms = math.inf  # without a reservation: when the next job becomes overdue, or is due for one
+        #: when the next job that might get a reservation becomes overdue, or is due for one
+        self._next_claim_ms = math.inf
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._in_vain: dict[_Sought, InVain] = {}  # failed searches for candidates of the last scan
+        self.learned: set[str] = set()  # tenants of which runs were learned since the last scan
         self._preemptors = NO_HOSTS  # numbers of the jobs for which other jobs were being ended at the last pass
 
     # ----------------------------------------------------------------------- which hosts are excluded for a group
@@ -315,11 +323,15 @@ class Reserving:
             return
         self._looked_ms = draft.time_ms
         self._scan(draft, held)
+        self.learned.clear()
         # else the scan saw changes that are not in the state yet
         self._seen = self._view(draft) if draft.empty else None
 
     def _scan(self, draft: Draft, held: Reservation | None) -> None:
-        """Update the current reservation; if there is none, reserve hosts for the first overdue job."""
+        """Update the current reservation; if there is none, reserve hosts for the first overdue job.
+
+        An overdue job of higher priority takes a reservation over.
+        """
         order = self._order
         if held is not None:
             excluded = order.kept_from(draft, held.item) | held.shape.refusing
@@ -329,11 +341,28 @@ class Reserving:
             if stands:
                 if held.hosts != before:
                     self._fleet.opens()  # hosts that it left open only now: `avoiding` would have undone that
-                self._reopen(held, draft.time_ms)
+                self._reserve_for_first(draft, self._above(held))
+                if self.reservation is held:
+                    self._reopen(held, draft.time_ms)
                 return
             self.give_up()
+        self._reserve_for_first(draft, list(order.queue.groups.values()))
+
+    def _above(self, held: Reservation) -> list[Group]:
+        """Return the queue groups of higher priority, and of no lesser claim, than the job of a reservation."""
+        order = self._order
+        own = order.queue.group_of(held.priority, held.shape, held.tenant)
+        if own is None:
+            return []
+        guaranteed, priority, _ = order.key(own)
+        keys = [(order.key(group), group) for group in order.queue.groups.values() if group.entries]
+        return [group for key, group in keys if key[1] < priority and key[0] <= guaranteed]
+
+    def _reserve_for_first(self, draft: Draft, groups: list[Group]) -> None:
+        """Reserve hosts for the first overdue job of these groups, in place of any reservation, if some can hold it."""
+        order = self._order
         self._next_claim_ms = math.inf
-        likely = self._likely_groups()
+        likely = self._likely(groups)
         for group in likely:
             if (
                 order.prune(draft, group)
@@ -343,26 +372,27 @@ class Reserving:
                 if overdue_ms > draft.time_ms:
                     self._next_claim_ms = min(self._next_claim_ms, overdue_ms)
         claims = self._claims_of(draft, likely)
-        self.reservation = self._grant(draft, claims)
-        if self.reservation is not None:
+        found = self._grant(draft, claims)
+        if found is not None:
+            self.give_up()
+            self.reservation = found
             self._moved_ms = draft.time_ms
-            self._claims.granted(self.reservation, claims)
+            self._claims.granted(found, claims)
 
     def _may_start(self, draft: Draft, held: Reservation) -> bool:
         """Return whether the job of a reservation still waits, and its tenant may start it."""
         group = self._order.queue.group_of(held.priority, held.shape, held.tenant)
         return group is not None and self._order.waits(draft, held.item) and self._order.may(draft, group)
 
-    def _likely_groups(self) -> list[Group]:
-        """Return the queue groups whose first job may be the first reservation candidate.
+    def _likely(self, groups: list[Group]) -> list[Group]:
+        """Return those of some queue groups whose first job may be the first reservation candidate.
 
-        All groups; if there are more than `GROUPS_MAX`, the first ones in order, plus the first ones that need whole
+        All of them; if there are more than `GROUPS_MAX`, the first ones in order, plus the first ones that need whole
         hosts. With as many shapes as jobs, a scan of all groups each second would hold up the leader.
         """
-        queue = self._order.queue
-        if len(queue.groups) <= GROUPS_MAX:
-            return list(queue.groups.values())
-        rows = [(self._order.key(group), group.entries[0], group) for group in queue.groups.values() if group.entries]
+        if len(groups) <= GROUPS_MAX:
+            return groups
+        rows = [(self._order.key(group), group.entries[0], group) for group in groups if group.entries]
         least = min((len(cls.devices) for cls in self._fleet.classes.values() if cls.devices), default=0)
         whole = [row for row in rows if row[2].shape.gpus >= least]
         likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
@@ -412,8 +442,7 @@ class Reserving:
             if (due_ms := self._due_ms(draft, claim)) > now_ms:
                 self._next_claim_ms = min(self._next_claim_ms, due_ms)
                 return None
-            tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
-            return Reservation(claim.item, claim.group, tenant, *found, now_ms)
+            return Reservation(claim.item, claim.group, *found, now_ms)
         return None
 
     def _due_ms(self, draft: Draft, claim: Claim) -> int:
@@ -442,20 +471,24 @@ class Reserving:
         """Return the ledger ms from which on a scan may have another result though nothing has changed.
 
         Time alone opens reserved hosts to groups that wait for them: when the expected start moves later, or more is
-        owed to a tenant. If no group waits for them, the reservation only has to be given up in time.
+        owed to a tenant. If no group waits for them, the reservation only has to be given up in time, or taken over.
         """
         held, looked_ms = self.reservation, self._looked_ms
         if draft.state.windows:
             return looked_ms + LOOK_MS
         if held is None:
             return self._next_claim_ms
-        moments = [held.short_ms + SHORT_MS] if held.short_ms >= 0 else []
+        if self._order.ageing is not None:
+            return looked_ms + LOOK_MS  # age may lift another job above its own
+        moments = [self._next_claim_ms]
+        if held.short_ms >= 0:
+            moments.append(held.short_ms + SHORT_MS)
         if self.is_waited_for:
             if held.start_ms is not None:
                 moments.append(looked_ms + max(LATER_MS, (held.start_ms - looked_ms) // LATER_PART))
             if self._order.turns is not None:
                 moments.append(looked_ms + max(LOOK_MS, draft.state.half_life_ms // OWED_PART))
-        return min(moments, default=math.inf)
+        return min(moments)
 
     def next_ms(self, draft: Draft) -> float:
         """Return the ledger ms of the next scan if nothing more happens; infinity for none."""
@@ -490,9 +523,10 @@ class Reserving:
         return True
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
-        """Reopen the queue groups that may now pass the reservation because of time alone.
+        """Reopen the queue groups that may now pass the reservation although no host has opened.
 
-        Over time more is owed to a tenant; and if the hosts become free later than expected, more jobs end before that.
+        Over time more is owed to a tenant; if the hosts become free later than expected, more jobs end before that; and
+        runs of a tenant's jobs that have ended say how long its others take.
         """
         start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
         if start_ms is not None:
@@ -503,7 +537,8 @@ class Reserving:
         self.is_waited_for = False
         for group in self._order.queue.groups.values():
             if group.verdict.waits is Waits.RESERVED:
-                if later or not held.hosts & self.excluded(group.priority, group.shape, group.tenant):
+                is_learned = group.tenant in self.learned
+                if later or is_learned or not held.hosts & self.excluded(group.priority, group.shape, group.tenant):
                     group.verdict = VOID
                 else:
                     self.is_waited_for = True
@@ -527,7 +562,7 @@ class Backfilling:
     def __init__(
         self, queue: Queue, order: QueueOrder, reserving: Reserving, placing: Placing, estimates: Estimates
     ) -> None:
-        self.fresh: dict[int, tuple[str, Request]] = {}  # with a reservation: jobs accepted in this record
+        self.fresh: dict[int, tuple[str, Request]] = {}  # jobs accepted in this record, by number
         self._queue = queue
         self._order = order
         self._reserving = reserving

@@ -17,7 +17,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLING, ENDING, RUNNING, Job, Member
+from moorage.scheduler.core.state import CANCELLING, ENDING, FROZEN, RUNNING, Job, Member
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found
@@ -28,6 +28,7 @@ READ_MAX: Final = 2_048
 #: a job that has not started this long after its victims ended loses its reserved hosts
 VOID_MS: Final = 10_000
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
+_RUNS: Final = frozenset((RUNNING, FROZEN))
 
 
 class Right(NamedTuple):
@@ -43,16 +44,19 @@ class Right(NamedTuple):
 
 
 class Victim:
-    """What ends together: one member, or a whole gang. `cost` is the GPU milliseconds of work lost."""
+    """What ends together: one member, or a whole gang.
+
+    `cost` is the GPU milliseconds of work lost. A frozen member, which is not in use, costs nothing.
+    """
 
     __slots__ = ("cost", "gpus", "job", "members", "priority")
 
-    def __init__(self, members: tuple[Member, ...], priority: int, lasted_ms: list[int]) -> None:
+    def __init__(self, members: tuple[Member, ...], priority: int, lost_ms: list[int]) -> None:
         self.members = members
         self.job = members[0].replica.job
         self.priority = priority
         self.gpus = sum(member.mask.bit_count() for member in members)
-        self.cost = sum(max(1, m.mask.bit_count()) * max(0, ms) for m, ms in zip(members, lasted_ms, strict=True))
+        self.cost = sum(max(1, m.mask.bit_count()) * max(0, ms) for m, ms in zip(members, lost_ms, strict=True))
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
@@ -138,9 +142,9 @@ class Preemption:
             job = member.replica.job
             if member.mode > EXCLUSIVE or member.mask & host.twice:
                 continue  # the end of a guest leaves its devices with the frozen job
-            if member.replica.state != RUNNING:
+            if member.replica.state not in _RUNS:
                 settled = settled and member.replica.state in _LEAVING
-                if draft.replica(member.replica).state != RUNNING:  # else it starts to run with this record
+                if draft.replica(member.replica).state not in _RUNS:  # else it starts to run with this record
                     continue
             began = begins.of(member)
             key = (self.priority_of(job) if job.gang else self.defended(job, began), job.tenant)
@@ -195,7 +199,7 @@ class _Begins:
 
     def of(self, member: Member) -> int:
         job = member.replica.job
-        if member.replica.state != RUNNING:
+        if member.replica.state not in _RUNS:
             return self._now_ms
         if len(job.replicas) == 1:
             return began_ms(member, self._now_ms)
@@ -381,7 +385,9 @@ class _Search:
         if job is right.job or not members or member.mask & policy.fleet.hosts[member.worker.num].twice:
             return None
         if any(
-            draft.replica(m.replica).member is not m or m.mode > EXCLUSIVE or draft.replica(m.replica).state != RUNNING
+            draft.replica(m.replica).member is not m
+            or m.mode > EXCLUSIVE
+            or draft.replica(m.replica).state not in _RUNS
             for m in ((*members, member) if job.gang else members)
         ):
             return None  # it has ended, is ending, or shares a device
@@ -389,6 +395,8 @@ class _Search:
         priority = policy.defended(job, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None
+        if draft.replica(member.replica).state == FROZEN:  # a gang is never frozen
+            lasted_ms = [0]
         return Victim(members, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:

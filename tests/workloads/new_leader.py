@@ -1,0 +1,103 @@
+"""Old leader against new leader: what a new one places at once, the old one has left waiting.
+
+In rest a new engine is built from a copy of the state, hears all workers, and plans; nothing that it does reaches them.
+Then once more with some of the waiting jobs on hold, which must start no other job: those that the fleet could not run
+even if it were empty, and, beside a reservation, those whose end nobody knows.
+
+Two differences are rules:
+
+- *A reservation keeps its job and its hosts*, though another job would get one now, or other hosts. So a new leader may
+  start what the old one's reservation keeps waiting; that it does is confirmed by the reference. Where both reserve the
+  same hosts for the same job, it may start more only if it expects them to be free later: the old one looks at that
+  again after an eighth of the remaining time, or after 5 s if that is more.
+- *No more than the first 64 of a tenant's jobs that ask for the same are tried beside a reservation.* So the hold of
+  some lets others be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Final
+
+from moorage.schemas.job import STATES
+from tests.scheduler.driving import Driving
+from tests.workloads.reference import Waiting, World, could_ever, is_tried, waiting_in, why
+
+#: records in which the new leader places what it can
+RECORDS: Final = 3
+#: so long after the expected start of a reservation it has another one, in ms; a record of rest comes each 2 s
+NOTICED_MS: Final = 8_000
+
+
+def confirm(world: World) -> list[str]:
+    """What a new leader starts that the old one has left waiting, and no rule explains it."""
+    every = waiting_in(world.drive.state)
+    if not every:
+        return []
+    wrong, aside = _differences(world, every, ()), _aside(world, every)
+    if aside:
+        wrong += [f"{found} with {len(aside)} jobs on hold" for found in _differences(world, every, aside)]
+    return wrong
+
+
+def _aside(world: World, every: list[Waiting]) -> list[tuple[str, str]]:
+    """The jobs, by tenant and id, whose hold must start no other job."""
+    drive, state = world.drive, world.drive.state
+    found = [who for who in every if not could_ever(world, who)]
+    held = drive.engine.planner.reserving.reservation
+    if held is not None and not state.preempting:
+        found += [who for who in every if who.job.num != held.num and _is_endless(world, who)]
+    return sorted({(who.job.tenant, who.job.name) for who in found if who.job.hold is None})
+
+
+def _is_endless(world: World, who: Waiting) -> bool:
+    """Whether nobody knows how long it will run, and it does not wait for a limit, which others would wait for too."""
+    state, tenant = world.drive.state, who.job.tenant
+    return world.ran.longest_ms(state, who) is None and not state.tenants[tenant].gpus_max
+
+
+def _differences(world: World, every: list[Waiting], aside: Iterable[tuple[str, str]]) -> list[str]:
+    new = _lead(world)
+    for tenant, job in aside:
+        new.offer_order("hold", tenant=tenant, job=job)
+    left, wrong = every, []
+    for _ in range(RECORDS):
+        new.tick(obey=False)
+        started = [who for who in left if _is_placed(new, who)]
+        left = [who for who in left if who not in started]
+        wrong += [
+            f"{who.name} waits ({why(world, who, every) or 'and could start'}), and a new leader starts it"
+            for who in started
+            if not _is_kept(world, new, who, every)
+        ]
+    return wrong
+
+
+def _lead(world: World) -> Driving:
+    """A new leader that has heard every worker, and knows of the same runs, also those of jobs that are forgotten."""
+    new = world.drive.another()
+    new.engine.durations._runs = deepcopy(world.drive.engine.durations._runs)
+    for name, worker in new.workers.items():
+        if worker.session:
+            new.send(name, worker.renew_frame())
+            if name in world.ill:
+                new.load(name, **world.ill[name])
+    return new
+
+
+def _is_placed(new: Driving, who: Waiting) -> bool:
+    replica = new.state.jobs[who.job.num].replicas[who.replica.index]
+    return STATES[replica.state] in ("PLACED", "CLAIMED", "RUNNING")
+
+
+def _is_kept(world: World, new: Driving, who: Waiting, every: list[Waiting]) -> bool:
+    """Whether it is the reservation of the old leader, kept by rule, for which it waits."""
+    old, other = (drive.engine.planner.reserving.reservation for drive in (world.drive, new))
+    if old is None or why(world, who, every) != "reserved":
+        return False
+    if other is None or (old.item, old.hosts) != (other.item, other.hosts) or not is_tried(who, every):
+        return True
+    if old.start_ms is None or other.start_ms is None:
+        return False
+    return old.start_ms < other.start_ms and new.now <= old.start_ms + NOTICED_MS
