@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -168,3 +170,18 @@ async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
 def test_a_job_that_keeps_nothing_and_one_without_a_match_are_told_apart() -> None:
     assert "has no keep patterns" in why_none("a", "", ())[0]
     assert "files that match out/** when it ends" in why_none("a", "x", ("out/**",))[0]
+
+
+async def test_json_names_a_file_whose_name_is_not_utf8(node: Node, unique: str, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    code = made(tmp_path / "code", "a.txt")
+    (code / name).symlink_to("/etc/passwd")
+    refused = await node.run("submit", "--json", "--with", str(code), "--", "true", tenant=unique)
+    assert refused.code == 2, refused.err
+    assert name in json.loads(refused.out)["message"]
+    script = "touch kept-$(printf 'caf\\351')"
+    ran = await node.run("run", "--job", "latin", "--keep", "kept-*", "--", "sh", "-c", script, tenant=unique)
+    assert ran.code == 0, ran.err
+    got = await node.run("get", "latin", "--json", "--out", str(tmp_path / "got"), tenant=unique)
+    assert (got.code, got.err) == (0, "")
+    assert f"kept-{name}" in json.loads(got.out)["files"][0]

@@ -77,6 +77,12 @@ def test_what_moorageignore_lists_stays(tmp_path: Path) -> None:
     assert unpacked([code], tmp_path / "into") == expected
 
 
+def test_a_byte_order_mark_does_not_hide_the_first_pattern_of_moorageignore(tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "secret.key", "b.key", "a.py")
+    (code / ".moorageignore").write_bytes(b"\xef\xbb\xbfsecret.key\r\nb.key\r\n")
+    assert unpacked([code], tmp_path / "into") == [".moorageignore", "a.py"]
+
+
 def test_what_a_job_may_not_bring_is_named(tmp_path: Path) -> None:
     code = made(tmp_path / "code", "a.py")
     for path, why in (

@@ -97,7 +97,7 @@ def _below(path: Path) -> Iterator[tuple[str, Path]]:
     import pathspec  # only where a folder is brought
 
     try:
-        own = (path / IGNORE_FILE).read_text().splitlines()
+        own = (path / IGNORE_FILE).read_text(encoding="utf-8-sig").splitlines()  # Windows writes a byte order mark
     except FileNotFoundError:
         own = []
     except (OSError, UnicodeDecodeError) as error:
