@@ -227,8 +227,9 @@ class Job(Seen):
 
         `path` selects a file or folder of the job's folder. If the job has several replicas, each gets a subfolder
         named by its number; `replica` selects one replica instead. The files are available for some days after the job
-        has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept, and
-        `Rejected` if `into` exists and is not an empty folder, or if `path` leaves the job's folder.
+        has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept,
+        `NoOutput` if it is no longer known which attempts ran, and `Rejected` if `into` exists and is not an empty
+        folder, or if `path` leaves the job's folder.
         """
         from moorage.client.kept_files import fetch
 

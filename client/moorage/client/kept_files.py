@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Final
 from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.errors import NotFound, rejected
 from moorage.client.sending import bucket_of
+from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
 from moorage.system.archives import BadArchive, Inflating, stays_below, unpack
 from moorage.worker.handler_results import result_object
@@ -43,15 +44,17 @@ async def fetch(
             next="name a new or empty folder",
         )
     shown = await client.read("show", {"job": job})
+    count = shown.get("request", {}).get("replicas", 1)
     fences = {row["replica"]: row["fence"] for row in shown.get("replica_states", ()) if row.get("fence")}
-    for change in shown.get("changes", ()):
-        if change.get("fence") and change.get("replica", -1) >= 0:
-            fences[change["replica"]] = max(change["fence"], fences.get(change["replica"], 0))
-    replicas = range(shown.get("request", {}).get("replicas", 1)) if replica is None else [replica]
+    if "replica_states" not in shown:  # the job is no longer in the scheduler's memory
+        fences = {each: change.fence for each, change in (await last_attempts(client, job, shown, count)).items()}
+    replicas = range(count) if replica is None else [replica]
     store = bucket_of(client)
     found: list[Path] = []
     for number in replicas:
-        name = result_object(job, number, fences.get(number, 0))
+        if number not in fences:  # it was never placed
+            continue
+        name = result_object(job, number, fences[number])
         info = await client.again(lambda name=name: store.find(name))  # type: ignore[misc]
         if info is not None:
             place = folder / str(number) if len(replicas) > 1 else folder

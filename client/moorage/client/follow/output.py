@@ -275,7 +275,9 @@ def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
     for change in shown.get("changes", ()):  # the job is no longer in the scheduler's memory
         if change["replica"] >= 0:
             newest[change["replica"]] = max(newest.get(change["replica"]) or 0, change["attempt"])
-    return newest or {0: None}
+    # `show` has the last transitions only, if they are many: for the other replicas the scheduler finds the attempt
+    every: dict[int, int | None] = dict.fromkeys(range(shown.get("request", {}).get("replicas", 1)))
+    return every | newest
 
 
 def _bytes_of(piece: Piece) -> bytes:
