@@ -37,7 +37,7 @@ async def last_attempts(client: Reads, job: str, shown: Mapping[str, Any], repli
         raise NoOutput(
             problem(
                 "not-kept",
-                f"which attempts {replicas - len(found)} of the {replicas} replicas of job {job} had is no longer known:"
+                f"the attempts of {replicas - len(found)} of the {replicas} replicas of job {job} are no longer known:"
                 " its history is gone, or a part of it",
                 job=job,
                 next="the setting history_keep of the scheduler says how long it is kept",

@@ -144,7 +144,10 @@ class Progress:
             self._draw()
 
     def tick(self) -> None:
-        """Redraw the progress line with the time that has passed, if the line is there."""
+        """Write labelled lines that stay unfinished, and redraw the progress line, if it is there, with the time that
+        has passed."""
+        for name, text in self._labelled.overdue() if self._labelled is not None else ():
+            self._write(name, text)
         if self._drawn:
             self._draw()
 
