@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
 from moorage.cli.framework.exit_codes import exit_code_of_result
-from moorage.cli.framework.interrupts import AGAIN_S, detachable
+from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
-from moorage.cli.jobs.acceptance import say_interrupted, tell_warnings
+from moorage.cli.jobs.acceptance import say_interrupted, say_stdin, tell_warnings
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
@@ -61,10 +61,11 @@ def run(
             if options.json:
                 emit(job.accepted)
             tell_warnings(job.accepted)
+            say_stdin()
 
         def detach() -> bool:
             if submitted:
-                return _say_detached(job_id, cancels=True)
+                return _say_detached(job_id, cancels=was_ctrl_c())
             say_interrupted([job_id])
             return False
 
