@@ -114,7 +114,7 @@ async def test_what_a_job_kept_is_fetched_whole_or_in_part(node: Node, unique: s
         assert [path.read_text() for path in found] == ["0\n", "b\n", "1\n", "b\n"]
         (one,) = await job.files(tmp_path / "one", "out/deep", replica=1)
         assert one == tmp_path / "one/out/deep/b"
-        with pytest.raises(NotFound, match=r"no file of out/none"):
+        with pytest.raises(NotFound, match="no file of out/none"):
             await job.files(tmp_path / "none", "out/none", replica=1)
         assert not (tmp_path / "none").exists()
         for path in ("../x", "/etc", "a/../../b"):
