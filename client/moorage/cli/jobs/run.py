@@ -22,6 +22,7 @@ from moorage.client.login import who
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.follow.output import Joiner
     from moorage.client.follow.result import Result
     from moorage.client.follow.watch import Watch
     from moorage.schemas.job import Request
@@ -154,13 +155,22 @@ async def _kept(
     *,
     labelled: bool,
 ) -> int:
+    from moorage.client.follow.output import Joiner, newest_attempts
+
     progress = Progress(job, quiet=options.json, labelled=labelled)
-    async for piece in client.job(job).logs(follow=False, tail=tail, replica=replica, attempt=attempt):
+    joiner, given = Joiner(client, job, tail), 0
+    async for piece in joiner.kept_of(newest_attempts(await client.job(job).show()), replica, attempt):
+        given += 1
         if options.json:
             emit(piece)
         else:
             progress.output(piece)
     progress.close()
+    tell_cuts(joiner)
+    if joiner.trouble is not None and not given:
+        raise joiner.trouble
+    if joiner.trouble is not None:
+        say(f"warning[{joiner.trouble.code}]: {joiner.trouble.problem.message}")
     return 0
 
 
@@ -246,17 +256,29 @@ def tell_missing(watch: Watch, *, asked_for: bool) -> None:
     joiner = watch.joiner
     if joiner is None:
         return
-    for replica, attempt, stream in sorted(joiner.truncated, key=str):
-        name = f"std{stream} of replica {replica}, attempt {attempt}"
-        say(
-            f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows, or the worker's "
-            "disk was full; the rest of the output was not stored"
-        )
+    tell_cuts(joiner)
     trouble = joiner.trouble
     if trouble is not None and asked_for:
         tell_error(trouble.problem, trouble.fixes)
     elif trouble is not None:
         say(f"warning[{trouble.code}]: {trouble.problem.message}")
+
+
+def tell_cuts(joiner: Joiner) -> None:
+    """Print of which streams the worker did not store all."""
+    for replica, attempt, stream in sorted(joiner.truncated, key=str):
+        name = f"std{stream} of replica {replica}, attempt {attempt}"
+        dropped = joiner.truncated[replica, attempt, stream]
+        if dropped:
+            say(
+                f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows: its beginning and "
+                f"its end are stored, {dropped} bytes between them are dropped"
+            )
+        else:
+            say(
+                f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows, or the worker's "
+                "disk was full; the rest of the output was not stored"
+            )
 
 
 async def _tick(progress: Progress) -> None:
