@@ -57,6 +57,12 @@ def test_precedence(home: Home) -> None:
     assert selected_context(home.env) == "picked"
 
 
+def test_a_byte_order_mark_before_a_context_or_its_name_is_skipped(home: Home) -> None:
+    home.context("marked", raw=b'\xef\xbb\xbf{"url": "nats://marked:4222"}')
+    home.select("\ufeffmarked")
+    assert resolve(None, home.env).url == "nats://marked:4222"
+
+
 def test_xdg_config_home_moves_the_folder(home: Home) -> None:
     home.context("here", url="nats://xdg:4222")
     env = {"HOME": "/nowhere", "XDG_CONFIG_HOME": str(home.base / ".config")}

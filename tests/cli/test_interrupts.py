@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import signal
@@ -79,6 +80,56 @@ async def test_a_second_one_ends_it_at_once_and_without_a_trace(node: Node, uniq
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+async def test_a_run_that_another_signal_ends_says_that_its_job_goes_on(
+    node: Node, unique: str, number: signal.Signals, code: int
+) -> None:
+    process = await start("run", "--job", "on", "--", "sh", "-c", "echo begun; sleep 600", env=node.env(unique))
+    await Lines(process.stdout).until("begun")
+    for verb in ("logs", "wait"):
+        other = await start(verb, "on", env=node.env(unique))
+        if verb == "logs":
+            await Lines(other.stdout).until("begun")
+        else:
+            await until(functools.partial(_handles, other.pid, number), what="it handles the signal")
+        other.send_signal(number)
+        _, told = await other.communicate()
+        assert other.returncode == code
+        assert b"go on" in told or b"goes on" in told
+    process.send_signal(number)
+    _, err = await process.communicate()
+    assert process.returncode == code
+    assert b"no longer follows job on, which goes on" in err
+    assert b"cancel the job: moorage cancel on\n" in err
+    assert b"Traceback" not in err
+    async with AsyncClient(node.url, tenant=unique) as client:
+        assert (await client.job("on").show())["state"] == "RUNNING"
+        await client.job("on").cancel()
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for this signal."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(line.split()[1], 16) >> number - 1 & 1)
+
+
+async def test_data_on_stdin_that_no_job_gets_is_warned_of(node: Node, unique: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_text("data")
+    for verb in ("run", "submit"):
+        told = {}
+        for name, redirected in (("pipe", "echo data |"), ("file", f"<{data}"), ("null", "</dev/null")):
+            line = f'{redirected} "$@"'
+            process = await asyncio.create_subprocess_exec(
+                "sh", "-c", line, "sh", *COMMAND, verb, "--", "cat", stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, env=environment(**node.env(unique)),
+            )  # fmt: skip
+            _, err = await process.communicate()
+            assert process.returncode == 0, err
+            told[name] = b"stdin is not passed on" in err
+        assert told == {"pipe": True, "file": True, "null": False}
+
+
 async def test_who_was_started_to_ignore_it_does(node: Node, unique: str) -> None:
     """As behind `nohup`, and behind `&` in a script."""
     process = await asyncio.create_subprocess_exec(

@@ -36,6 +36,9 @@ async def test_requests_come_from_a_file_or_stdin(node: Node, unique: str) -> No
     assert [frame["kind"] for frame in many.frames] == ["accepted", "error", "accepted"]
     assert (many.code, many.frames[1]["code"]) == (1, "conflict")
     assert many.err.startswith("error[conflict]: ")
+    file.write_bytes(b"\xef\xbb\xbf" + msgspec.json.encode({**one, "job": "f3"}))
+    marked = await node.run("submit", "-f", str(file), tenant=unique)
+    assert (marked.code, marked.out) == (0, "f3\n")
 
 
 async def test_a_file_may_have_a_request_a_line_and_a_malformed_one_stops_no_other(node: Node, unique: str) -> None:

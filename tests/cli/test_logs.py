@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.node import Node, environment, on_a_terminal, read_all
+from tests.cli.node import Node, environment, node_on, on_a_terminal, read_all
 
 
 @pytest.mark.slow
@@ -60,3 +60,31 @@ async def test_a_line_of_progress_says_when_it_was_and_not_how_long_one_looks(no
         assert await process.wait() == 0
         drawn = read_all(terminal)
     assert ended in drawn, "on a terminal, and long after its end, the same"
+
+
+@pytest.mark.slow
+async def test_every_reader_of_a_long_output_says_what_is_missing_and_has_its_end(tmp_path: Path) -> None:
+    settings = tmp_path / "moorage.toml"
+    settings.write_text("[worker]\noutput_cap_bytes = 1000\n")
+    settings.chmod(0o600)
+    script = "i=0; while [ $i -lt 1000 ]; do echo step $i; i=$((i+1)); done; echo the error; exit 3"
+    async with node_on(tmp_path / "node", "--settings", str(settings)) as node:
+        await node.run("submit", "--job", "long", "--replicas", "2", "--", "sh", "-c", script, tenant="t")
+        await node.run("wait", "long", tenant="t")
+        for options in ((), ("--no-follow",), ("--no-follow", "--replica", "0"), ("--attempt", "1")):
+            ran = await node.run("logs", "long", *options, tenant="t")
+            for replica in (0,) if "--replica" in options else (0, 1):
+                label = "" if "--replica" in options else f"[{replica}] "
+                assert f"{label}step 0\n" in ran.out
+                assert f"{label}the error\n" in ran.out
+                assert f"{label}[moorage: 7900 bytes of stdout are dropped here, by output_cap_bytes]\n" in ran.out
+                assert f"stdout of replica {replica}, attempt 1 has more bytes than" in ran.err
+        tail = await node.run("logs", "long", "--no-follow", "--tail", "1", "--replica", "0", tenant="t")
+        assert tail.out == "the error\n"
+        assert "7900 bytes between them are dropped" in tail.err
+        pieces = await node.run("logs", "long", "--no-follow", "--json", "--replica", "0", tenant="t")
+        assert [piece.get("dropped", 0) for piece in pieces.frames if piece["stream"] == "out"] == [0, 7900]
+        shown = dict(row for row in (await node.run("show", "long", tenant="t")).rows if len(row) == 2)
+        assert shown["output"].endswith(
+            "stdout of replica 0 lacks 7900 bytes in its middle, stdout of replica 1 lacks 7900 bytes in its middle"
+        )

@@ -123,6 +123,35 @@ def test_output_of_replicas_comes_in_whole_lines_with_the_replica_before_each() 
     assert list(made.rest()) == [("out", b"[2] x\n")]
 
 
+def test_updates_of_progress_bars_have_the_replica_each() -> None:
+    made = Labelled()
+    bar, other = (0, 1, "err"), (1, 1, "err")
+    assert made.lines(bar, b"\r  0%", end=False) == b""
+    assert made.lines(bar, b"\r  5%", end=False) == b"[0]   0%\r"
+    assert made.lines(other, b" 9%\r", end=False) == b"[1]  9%\r"
+    assert made.lines(bar, b"\r 10%\n", end=False) == b"[0]   5%\r[0]  10%\n"
+    assert made.lines(other, b"10%\r\n", end=False) == b"[1] 10%\r\n"
+    assert made.lines(other, b"11%\r", end=False) + made.lines(other, b"\nnext\n", end=False) == (
+        b"[1] 11%\r\n[1] next\n"
+    ), "CR LF in two pieces is one end of a line"
+    assert made.lines(other, b"\n", end=False) == b"[1] \n"
+
+
+def test_an_unfinished_line_is_written_after_a_second_and_never_cuts_a_character() -> None:
+    now_s = 0.0
+    made = Labelled(lambda: now_s)
+    source = (0, 1, "out")
+    assert made.lines(source, "password: né".encode()[:-1], end=False) == b""
+    now_s = 0.9
+    assert list(made.overdue()) == []
+    now_s = 1.0
+    assert list(made.overdue()) == [("out", b"[0] password: n\n")]
+    assert list(made.overdue()) == []
+    assert made.lines(source, "é\n".encode()[1:], end=False) == "[0] é\n".encode()
+    long = made.lines(source, b"x" + "€".encode() * LINE_BYTES_MAX, end=True)
+    assert set(long.decode()) == set("[0] x€\n")
+
+
 def test_why_a_job_waits_in_a_line() -> None:
     explained = {"reason": "busy", "means": "jobs lease the GPUs that it needs", "position": 2, "queued": 5}
     assert waits(explained) == "2nd of 5  busy: jobs lease the GPUs that it needs"

@@ -220,6 +220,14 @@ async def test_a_killed_server_and_worker_are_started_again_with_all_that_was_ac
 
 
 @pytest.mark.slow
+async def test_a_folder_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    ran = await moorage("up", "--port", "0", "--simulate", "1xH100", cwd=folder)
+    assert ran.code == 2, ran.err
+    assert "that is not UTF-8" in ran.err
+
+
 async def test_a_second_one_on_the_folder_says_who_runs_there(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1xH100") as node:
         ran = await node.run("up", "--simulate", "1xH100")

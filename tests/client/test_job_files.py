@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
-from moorage.client.errors import JobFailed, NotFound, Rejected
+from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
+from moorage.client.follow.output import Piece, newest_attempts
+from moorage.client.handlers import Heard, value_of
 from moorage.client.kept_files import why_none
 from moorage.client.sending import bucket_of, send
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import Answer, Change
 from moorage.system.archives import compressed
 from tests.cli.node import Node
+from tests.client.scripted_scheduler import ScriptedScheduler, shown
 from tests.client.test_packing import made
 
 
@@ -106,7 +114,7 @@ async def test_what_a_job_kept_is_fetched_whole_or_in_part(node: Node, unique: s
         assert [path.read_text() for path in found] == ["0\n", "b\n", "1\n", "b\n"]
         (one,) = await job.files(tmp_path / "one", "out/deep", replica=1)
         assert one == tmp_path / "one/out/deep/b"
-        with pytest.raises(NotFound, match=r"no file of out/none"):
+        with pytest.raises(NotFound, match="no file of out/none"):
             await job.files(tmp_path / "none", "out/none", replica=1)
         assert not (tmp_path / "none").exists()
         for path in ("../x", "/etc", "a/../../b"):
@@ -168,3 +176,60 @@ async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
 def test_a_job_that_keeps_nothing_and_one_without_a_match_are_told_apart() -> None:
     assert "has no keep patterns" in why_none("a", "", ())[0]
     assert "files that match out/** when it ends" in why_none("a", "x", ("out/**",))[0]
+
+
+async def test_json_names_a_file_whose_name_is_not_utf8(node: Node, unique: str, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    code = made(tmp_path / "code", "a.txt")
+    (code / name).symlink_to("/etc/passwd")
+    refused = await node.run("submit", "--json", "--with", str(code), "--", "true", tenant=unique)
+    assert refused.code == 2, refused.err
+    assert name in json.loads(refused.out)["message"]
+    script = "touch kept-$(printf 'caf\\351')"
+    ran = await node.run("run", "--job", "latin", "--keep", "kept-*", "--", "sh", "-c", script, tenant=unique)
+    assert ran.code == 0, ran.err
+    got = await node.run("get", "latin", "--json", "--out", str(tmp_path / "got"), tenant=unique)
+    assert (got.code, got.err) == (0, "")
+    assert f"kept-{name}" in json.loads(got.out)["files"][0]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_files_and_values_of_a_large_job_that_left_memory_are_whole_or_refused(
+    nats_url: str, unique: str, tmp_path: Path, is_whole: bool
+) -> None:
+    """`show` has the last transitions only, if they are many: the others are in the history, page by page."""
+    ends = [Change(rev, rev, rev - 1, 1, "SUCCEEDED", "w", code=0, fence=10 + rev, result=rev) for rev in (1, 2, 3)]
+    request = {"run": {"argv": ["x"], "keep": ["out"]}, "replicas": 3}
+
+    def page(*changes: Change, more: bool) -> Answer:
+        plain = msgspec.to_builtins(changes)
+        return Answer("history", 9, {"job": "j", "rev": 3, "changes": plain, "complete": True, "more": more})
+
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(shown("j", "SUCCEEDED", ends[2], request=request))
+        gone = problem("history-gone", "no longer kept", job="j")
+        scheduler.will("history", *([page(ends[0], more=True), page(*ends[1:], more=False)] if is_whole else [gone]))
+        held = io.BytesIO()
+        with tarfile.open(fileobj=held, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("out"))
+        heard = Heard(None)
+        for each in ends:
+            name = f"j.{each.replica}.{each.fence}"
+            await bucket_of(client).put(name, compressed(held), {}, lambda _: None)
+            line = {"result": name, "content_type": "application/json", "value": each.rev}
+            heard.take(Piece(each.replica, 1, "out", 0, json.dumps(line) + "\n"))
+        if not is_whole:
+            with pytest.raises(NoOutput, match="2 of the 3 replicas"):
+                await client.job("j").files(tmp_path / "into")
+            with pytest.raises(NoOutput, match="2 of the 3 replicas"):
+                await value_of(client, "j", [], heard, 3)
+            return
+        found = await client.job("j").files(tmp_path / "into")
+        assert [path.relative_to(tmp_path).as_posix() for path in found] == ["into/0/out", "into/1/out", "into/2/out"]
+        scheduler.will("history", page(ends[0], more=True), page(*ends[1:], more=False))
+        assert await value_of(client, "j", [], heard, 3) == [1, 2, 3]
+
+
+def test_the_output_of_each_replica_of_a_large_job_that_left_memory_is_read() -> None:
+    data = shown("j", "SUCCEEDED", Change(9, 9, 2, 4, "SUCCEEDED", fence=7), request={"replicas": 3})
+    assert newest_attempts(data) == {0: None, 1: None, 2: 4}

@@ -141,6 +141,45 @@ async def test_a_client_that_is_cancelled_while_it_opens_or_closes_leaves_no_con
     assert await at_every_step(opens, nothing_is_left) >= 5
 
 
+async def test_a_client_that_is_closed_while_it_opens_leaves_no_connection(node: Node) -> None:
+    before = asyncio.all_tasks()
+    sockets = _sockets()
+    turns, was_late = 0, False
+    while not was_late:
+        client = AsyncClient(node.url)
+        opening = asyncio.create_task(client.open())
+        for _ in range(turns + 1):
+            await asyncio.sleep(0)
+        was_late = opening.done()
+        await client.close()
+        if not was_late:
+            with pytest.raises(RuntimeError, match="closed while it was opened"):
+                await opening
+        await until(lambda: asyncio.all_tasks() <= before and _sockets() == sockets, 30, "the sockets of before")
+        turns = max(turns + 1, turns * 5 // 4)
+    assert turns > 5
+    async with AsyncClient(node.url) as client:  # closed while it opens, and opened again
+        await client.close()
+        await client.open()
+        await client.ls()
+
+
+async def test_an_exception_in_a_callers_handler_is_logged_with_its_traceback(
+    node: Node, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> None:
+        raise ZeroDivisionError("in the handler")
+
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await client.subscribe(client.subjects.events(unique), fails)
+        await client.submit(["true"])
+        await until(lambda: caplog.records, what="it is logged")
+    record = caplog.records[0]
+    assert (record.name, record.levelname) == ("moorage.client", "ERROR")
+    assert record.exc_info is not None
+    assert "ZeroDivisionError: in the handler" in caplog.text
+
+
 async def test_a_connection_whose_close_was_cancelled_is_closed_all_the_same(node: Node) -> None:
     client = await AsyncClient(node.url).__aenter__()
     link: Any = client.link

@@ -77,6 +77,12 @@ def test_what_moorageignore_lists_stays(tmp_path: Path) -> None:
     assert unpacked([code], tmp_path / "into") == expected
 
 
+def test_a_byte_order_mark_does_not_hide_the_first_pattern_of_moorageignore(tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "secret.key", "b.key", "a.py")
+    (code / ".moorageignore").write_bytes(b"\xef\xbb\xbfsecret.key\r\nb.key\r\n")
+    assert unpacked([code], tmp_path / "into") == [".moorageignore", "a.py"]
+
+
 def test_what_a_job_may_not_bring_is_named(tmp_path: Path) -> None:
     code = made(tmp_path / "code", "a.py")
     for path, why in (
@@ -116,6 +122,21 @@ def test_what_is_compressed_already_is_not_compressed_again(tmp_path: Path) -> N
     assert size < len(sent) < size + 10_000
     (tmp_path / "zeros").write_bytes(bytes(2 << 20))
     assert len(compressed(tmp_path / "zeros")[0]) < 20_000
+
+
+def test_a_program_whose_first_line_ends_as_on_windows_is_warned_of(tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "a.sh", "b.sh", "c.txt", "lib/d.sh")
+    for name, text in (("a.sh", b"#!/bin/sh\r\n"), ("b.sh", b"#!/bin/sh\necho\r\n"), ("lib/d.sh", b"#!/bin/sh\r\n")):
+        (code / name).write_bytes(text)
+        (code / name).chmod(0o755)
+    (code / "c.txt").write_bytes(b"#!/bin/sh\r\n")
+    with (packed := pack([code])).file:
+        (warning,) = packed.warnings
+    assert warning.startswith("the first line of a.sh, lib/d.sh ends with CR LF, as on Windows")
+    (code / "a.sh").unlink()
+    (code / "lib/d.sh").unlink()
+    with (packed := pack([code])).file:
+        assert packed.warnings == ()
 
 
 def test_a_file_that_the_caller_names_by_a_link_comes_with_its_content(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Keeping:
         self.is_over = False
         self.asked = 0
         self.cap: int | None = None  # where the worker stops keeping
+        self.ring = False  # it keeps the beginning and the end
         self.behind = 0  # questions for what is behind that
         self.refusals: list[Exception] = []
 
@@ -48,6 +49,8 @@ class Keeping:
         ask = ReadLog(
             "s", "acme", asked.job, asked.replica, 1, 7, "process", asked.stream, asked.offset, min(asked.limit, 64)
         )
+        if self.ring and self.cap is not None and self.written > self.cap and asked.stream == "out":
+            return msgspec.json.decode(msgspec.json.encode(self._of_ring(ask, self.cap)))  # type: ignore[no-any-return]
         self.behind += asked.stream == "out" and self.cap is not None and self.written > self.cap <= asked.offset
         kept = self.data[: self.written] if self.cap is None else self.data[: min(self.cap, self.written)]
         cut = len(kept) < self.written
@@ -55,6 +58,17 @@ class Keeping:
         page = msgspec.structs.replace(page, truncated=cut)
         built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(page))
         return built
+
+    def _of_ring(self, ask: ReadLog, cap: int) -> LogPage:
+        """The beginning and the end are kept."""
+        head = cap // 4
+        low = self.written - (cap - head)
+        if ask.offset < head:
+            page = page_of(self.data[:head], ask, False)
+        else:
+            ask = msgspec.structs.replace(ask, offset=max(ask.offset, low))
+            page = page_of(self.data[: self.written], ask, self.is_over)
+        return msgspec.structs.replace(page, size=self.written, truncated=True, cut_from=head, cut_to=low)
 
 
 def joiner_on(source: Keeping, tail: int | None = None) -> Joiner:
@@ -125,9 +139,10 @@ def test_every_byte_is_given_once_whatever_is_lost_doubled_or_late(seed: int) ->
     assert asyncio.run(scenario()) == data
 
 
+@pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("seed", range(60))
 def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
-    seed: int, capsys: pytest.CaptureFixture[str]
+    seed: int, ring: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(seed)
     data = b"".join(chance.choice(ALPHABET) for _ in range(chance.randint(1, 40)))
@@ -135,6 +150,7 @@ def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
     async def scenario() -> None:
         source = Keeping(data)
         source.cap = chance.randint(0, len(data)) if seed % 3 else 0
+        source.ring = ring and source.cap > 0
         joiner, captured, shown = joiner_on(source), Captured(), Progress("j", whole=True)
         given = 0
         pieces = pieces_of(data, chance)
@@ -149,9 +165,14 @@ def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
         source.is_over = True
         async for each in joiner.kept(0, 1):
             captured.take(each)
+            if source.ring:
+                shown.output(msgspec.structs.replace(each, text="", data=None, next=each.behind))
+                given += each.behind - each.offset
         assert given + captured.lost_bytes == len(data)
         assert joiner.lost == captured.lost_bytes
-        told = [int(line.split()[1]) for line in capsys.readouterr().err.splitlines() if "did not arrive here" in line]
+        written = capsys.readouterr()
+        told = [int(line.split()[1]) for line in written.err.splitlines() if "did not arrive here" in line]
+        told += [int(line.split()[1]) for line in written.out.splitlines() if "are dropped here" in line]
         assert sum(told) == captured.lost_bytes
         assert source.behind <= 1, "what is cut off is asked for once"
 

@@ -232,6 +232,55 @@ def test_an_interrupted_call_is_ended_in_the_loop_too() -> None:
         thread.stop()
 
 
+class Alarm(Exception):
+    """An exception that only the signal handler of a test raises."""
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, Alarm])
+def test_an_exception_of_a_signal_handler_ends_the_call_and_its_coroutine(kind: type[Exception]) -> None:
+    """The usual alarm of a script raises TimeoutError; the soft limits of task queues raise classes of their own."""
+    thread = LoopThread("alarmed")
+    thread.start()
+    ended: list[str] = []
+    raised = kind("half a second is over")
+
+    def on_alarm(*_: object) -> None:
+        raise raised
+
+    async def forever() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("ended")
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        with pytest.raises(kind) as got:
+            thread.call(forever())
+        assert got.value is raised
+        assert ended == ["ended"]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        thread.stop()
+
+
+def test_an_alarm_ends_a_run_and_leaves_no_follower(client: Client) -> None:
+    def on_alarm(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError, match="the alarm"):
+            client.run(["hang"], driver="noop", timeout="30s")
+        assert not client._twin._stories.followers
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_after_a_fork_the_child_is_told(client: Client) -> None:
     reader, writer = os.pipe()
     child = os.fork()

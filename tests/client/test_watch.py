@@ -281,6 +281,29 @@ async def test_output_without_an_end_does_not_hold_the_follower(nats_url: str, u
         await following.ends()
 
 
+async def test_late_output_is_waited_for_whatever_the_clock_of_this_host_says(nats_url: str, unique: str) -> None:
+    """The transitions have times of the ledger, here those of 1970."""
+    request = {"run": {"argv": ["x"]}}
+    over = shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"), request=request)
+    async with follow(nats_url, unique, over, output=True) as (scheduler, following):
+        assert await following.revisions() == ("SUCCEEDED", [1, 2])
+        for stream in ("out", "err"):
+            frame = Output(1, stream, 0, "late", end=True, next=4)
+            await scheduler.say_raw(following.client.subjects.log(unique, "j", 0), encode(frame))
+        assert [item.text async for item in following.rest() if isinstance(item, Piece)] == ["late", "late"]
+
+
+async def test_two_tasks_cannot_read_one_watch(nats_url: str, unique: str) -> None:
+    first = shown("j", "QUEUED", change(1, "ACCEPTED"))
+    async with follow(nats_url, unique, first) as (scheduler, following):
+        assert await following.revisions() == ("QUEUED", [1])
+        reading = asyncio.create_task(following.revisions())
+        with pytest.raises(RuntimeError, match="another task reads this watch"):
+            await anext(following.watch.follow(90))
+        await scheduler.say("j", "SUCCEEDED", change(2, "SUCCEEDED"))
+        assert await reading == ("SUCCEEDED", [2])
+
+
 async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_heard(
     nats_url: str, unique: str
 ) -> None:

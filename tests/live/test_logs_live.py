@@ -158,13 +158,17 @@ async def test_output_over_its_cap_is_told(nats_server: EmbeddedServer, unique: 
         await one.submit("long", "sh", "-c", "yes | head -c 5000")
         await one.reaches("long", "SUCCEEDED")
         page = (await one.api("logs", {"job": "long"}))["data"]
-        assert (page["size"], page["truncated"], page["over"]) == (1000, True, True)
-        assert page["text"] == "y\n" * 500
+        assert (page["size"], page["truncated"], page["next"]) == (5000, True, 250)
+        assert (page["cut_from"], page["cut_to"]) == (250, 4250)
+        assert page["text"] == "y\n" * 125
         async with client.watch("long", past=True) as watch:
-            text = "".join([item.text async for item in watch if isinstance(item, Piece)])
-        assert text == "y\n" * 500
+            pieces = [item async for item in watch if isinstance(item, Piece) and item.text]
+        assert [(piece.offset, piece.dropped, piece.text) for piece in pieces] == [
+            (0, 0, "y\n" * 125),
+            (4250, 4000, "y\n" * 375),
+        ]
         assert watch.joiner is not None
-        assert watch.joiner.truncated == {(0, 1, "out")}
+        assert (watch.joiner.truncated, watch.joiner.lost) == ({(0, 1, "out"): 4000}, 4000)
 
 
 @pytest.mark.slow

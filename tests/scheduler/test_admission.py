@@ -461,6 +461,14 @@ def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
     assert "warnings" not in drive.submit("last", gpu={})
 
 
+def test_a_request_s_own_value_of_a_variable_that_moorage_sets_is_warned_of() -> None:
+    drive = Driving()
+    drive.worker("w0")
+    assert "warnings" not in drive.submit("first", gpu={}, run={"argv": ["x"], "env": {"SEED": "7", "RANK": "1"}})
+    (dropped,) = drive.submit("env", gpu={}, run={"argv": ["x"], "env": {"CUDA_VISIBLE_DEVICES": "0,1"}})["warnings"]
+    assert dropped == "reserved-variable: CUDA_VISIBLE_DEVICES is set by moorage; the request's value is dropped"
+
+
 def test_a_malformed_request_is_refused_each_time_and_beside_others() -> None:
     drive = Driving()
     drive.worker("w0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -40,6 +41,27 @@ def test_field_found_and_allowed(fields: dict[str, Any], field: str, found: str,
     told = refused(**fields)
     assert (told.field, told.found) == (field, found)
     assert sorted(told.allowed.split(", ")) == sorted(allowed.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"run": {"argv": ["a"], "env": {"A": "1", "WORLD": 4, "B": "2", "C": 5}}}, "$.run.env.WORLD"),
+        ({"labels": {"team": "x", "shard": 4}}, "$.labels.shard"),
+        ({"requires": {"disk": ["ssd"], "zone": "a"}}, "$.requires.zone"),
+        ({"requires": {"disk": ["ssd"], "zone": [1]}}, "$.requires.zone[0]"),
+        ({"labels": {f"k{at}": "x" if at != 37 else 0 for at in range(60)}}, "$.labels.k37"),
+    ],
+)
+@pytest.mark.parametrize("encode", [lambda body: json.dumps(body).encode(), msgspec.msgpack.encode])
+def test_the_key_of_an_object_whose_value_is_wrong_is_named(
+    fields: dict[str, Any], field: str, encode: Callable[[Any], bytes]
+) -> None:
+    with pytest.raises(Refused) as error:
+        decode_request(encode({"run": {"argv": ["a"]}, **fields}))
+    told = error.value.problem
+    assert told.field == field
+    assert told.message.startswith(field.split(".")[-1].removesuffix("[0]") + ": Expected")
 
 
 def test_the_value_of_a_variable_is_never_quoted() -> None:

@@ -77,6 +77,11 @@ def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(tmp_pa
     ]
 
 
+def test_a_byte_order_mark_before_the_settings_is_skipped(tmp_path: Path) -> None:
+    file = file_with(tmp_path, '\ufeff[worker]\r\nkeep = "10m"\r\n')
+    assert made(Tried, settle("worker", Tried, env={}, file=read_file(file))).keep == 600
+
+
 def test_values_of_every_kind_from_the_file_and_as_text(tmp_path: Path) -> None:
     from_file = settled(
         tmp_path,

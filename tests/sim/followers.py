@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.simulated.bus import SimulatedBus
 from moorage.client.client import AsyncClient
@@ -40,8 +41,8 @@ class SimulatedTransport:
     def where(self) -> str:
         return f"simulated:{self._name}"
 
-    async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
-        return cast("Link", self._bus.connect(self._name, on_state=on_state))
+    async def connect(self, name: str, on_state: Callable[[State], None], on_error: Callable[[BusError], None]) -> Link:
+        return cast("Link", self._bus.connect(self._name, on_state=on_state, on_error=on_error))
 
     async def release(self, link: Link) -> None:
         await link.close()

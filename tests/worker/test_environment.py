@@ -8,8 +8,8 @@ import pytest
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec
+from moorage.schemas.reserved_variables import OF_GANGS, RESERVED, warning_of
 from moorage.worker.environment import (
-    RESERVED,
     Gang,
     JobEnvironment,
     SharingUnavailable,
@@ -283,6 +283,18 @@ def test_ours_win_and_the_rest_of_the_request_is_kept() -> None:
 @pytest.mark.parametrize("name", sorted({*RESERVED, "MOORAGE_ANYTHING"}))
 def test_a_reserved_name_is_never_the_requests_own(name: str) -> None:
     assert name not in lay_over({name: "all"}, environment(device("apple", 0)))
+
+
+@pytest.mark.parametrize("gang", [None, Gang(4, "10.0.0.1", 29500)])
+def test_what_is_dropped_is_what_the_submit_warns_of(gang: Gang | None) -> None:
+    requested = dict.fromkeys((*RESERVED, *OF_GANGS, "MOORAGE_X", "SEED", "PATH"), "mine")
+    found = lay_over(requested, environment(device("nvidia", 0), gang=gang))
+    dropped = {name for name in requested if found.get(name) != "mine"}
+    assert dropped == {name for name in requested if warning_of([name], gang=gang is not None)}
+    assert not warning_of(["SEED"], gang=True)
+    assert warning_of(["RANK", "CUDA_DEVICE_ORDER"], gang=True).startswith(
+        "reserved-variable: CUDA_DEVICE_ORDER, RANK are"
+    )
 
 
 def test_a_process_inherits_nothing_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Service:
         self.worker = EmbeddedWorker(url, settings, on_overdue=self.overdue.append)
         for handler in (
             self.give, self.give_in_thread, self.hang, self.hang_in_thread, self.ignore, self.fail, self.save,
-            self.save_in_thread,
+            self.save_in_thread, self.give_hidden, self.hang_hidden, self.hang_and_hide,
         ):  # fmt: skip
             self.worker.handler(handler.__name__)(handler)
 
@@ -101,6 +101,19 @@ class Service:
                 return "well"
         context.raise_if_cancelled()
         return "never"
+
+    def give_hidden(self, context: HandlerContext) -> Awaitable[object]:
+        """An async function behind a plain one, as decorators and lambdas make it."""
+        return self.give(context)
+
+    def hang_hidden(self, context: HandlerContext) -> Awaitable[None]:
+        return self.hang(context)
+
+    def hang_and_hide(self, context: HandlerContext) -> Awaitable[None]:
+        """It is asked to stop in its thread, and returns an awaitable all the same."""
+        self.seen.append(context)
+        context.wait_cancelled(30)
+        return self.hang(context)
 
     async def ignore(self, context: HandlerContext) -> str:
         """Trusted code that does not cooperate."""
@@ -266,7 +279,16 @@ async def test_a_request_for_another_worker_s_function_is_refused(nats_url: str,
             assert refused.detail == "not-here: argv[0] names no handler of this worker"
 
 
-@pytest.mark.parametrize("kind", ["hang", "hang_in_thread"])
+async def test_an_awaitable_that_a_function_returns_is_awaited(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as (leader, _):
+        await leader.want("w1", place(name_of(), body("give_hidden", "a", "b")))
+        exited = await leader.heard("w1", "exited", name_of())
+        assert exited.code == 0, exited.detail
+        await until(lambda: '"result"' in leader.text(name_of()), what="the result's line")
+        assert msgspec.json.decode(leader.text(name_of()).splitlines()[-1])["value"]["words"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_in_thread", "hang_hidden", "hang_and_hide"])
 async def test_a_cancelled_function_stops_and_frees_its_gpu(
     nats_url: str, unique: str, tmp_path: Path, kind: str
 ) -> None:

@@ -193,6 +193,8 @@ def test_hosts_from_a_file(tmp_path: Path) -> None:
     assert (hosts[2].devices[0].index, hosts[2].devices[0].vendor) == (5, "amd")
     assert len({device.uuid for host in hosts for device in host.devices}) == 17
     assert len(load_hosts(write(tmp_path, "fleet.json", JSON))[0].devices) == 8
+    for name, text in (("marked.toml", TOML), ("marked.json", JSON)):  # editors of Windows write a byte order mark
+        assert load_hosts(write(tmp_path, name, "\ufeff" + text))[0].name.startswith("big")
 
 
 @pytest.mark.parametrize(

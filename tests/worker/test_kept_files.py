@@ -15,12 +15,13 @@ import msgspec
 import pytest
 
 from moorage.bus.object_store import ObjectStore
+from moorage.client.kept_files import _left_out, _unpacked
 from moorage.schemas.frames import End
 from moorage.system.archives import Inflating, unpack
 from moorage.worker import attempt_files, job_files
 from moorage.worker.attempt_folders import FOLDERS
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.job_files import JobFiles, NotKept
+from moorage.worker.job_files import JobFiles, LeftOut, NotKept
 from tests.waiting import until
 from tests.worker.test_agent_process import agent_process, name_of, state_folder, worker
 from tests.worker.test_attempt_folders import OTHER_USER, placed
@@ -172,6 +173,50 @@ async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, uni
             await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(folder)], check=True)
 
 
+async def test_links_and_empty_folders_are_kept_and_what_is_left_out_is_named(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    folder = Path(fresh(tmp_path))
+    for name in ("out/step-1", "out/empty", "full"):
+        (folder / name).mkdir(parents=True)
+    (folder / "out/step-1/model").write_text("w")
+    (folder / "full/other").write_text("no pattern matches it")
+    for link, target in (
+        ("latest", "step-1"),
+        ("best", "step-1/model"),
+        ("later", "none"),
+        ("abs", "/etc"),
+        ("up", "../.."),
+    ):
+        (folder / "out" / link).symlink_to(target)
+    os.mkfifo(folder / "out/pipe")
+    (folder / "out" / os.fsdecode(b"caf\xe9")).symlink_to("/etc/passwd")
+    async with (
+        bucket(nats_url, unique) as store,
+        bringing(nats_url, unique, tmp_path) as files,
+    ):
+        await files.keep("acme", "j.0.1", str(folder), ["out/**", "full/"])
+        info = await store.find("j.0.1")
+        assert info is not None
+        into = tmp_path / "into"
+        found = await _unpacked(store, info, into, "")
+        names = [path.relative_to(into).as_posix() for path in found]
+        assert names == ["full/other", "out/best", "out/empty", "out/later", "out/latest", "out/step-1/model"]
+        assert (into / "out/latest/model").read_text() == (into / "out/best").read_text() == "w"
+        assert (into / "out/empty").is_dir()
+        assert _left_out(info, "") == [
+            "out/abs was left out: it is a link that leaves the job's folder",
+            "out/caf\ufffd was left out: it is a link that leaves the job's folder",
+            "out/pipe was left out: it is neither a file nor a folder nor a link",
+            "out/up was left out: it is a link that leaves the job's folder",
+        ]
+        await files.keep("acme", "j.0.2", str(folder), ["abs"])
+        info = await store.find("j.0.2")
+        assert info is not None, "it names what is missing"
+        assert await _unpacked(store, info, tmp_path / "none", "") == []
+        assert len(_left_out(info, "")) == 1
+
+
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
@@ -193,7 +238,7 @@ async def test_a_pattern_that_would_hold_up_the_agent_or_is_none_is_not_matched(
 
 def packed(root: Path, folder: Path, stopped: threading.Event) -> int:
     files = JobFiles(None, "moorage", root, 1 << 20, 1 << 20)  # type: ignore[arg-type]
-    return files._pack(io.BytesIO(), str(folder), ["out"], stopped)
+    return files._pack(io.BytesIO(), str(folder), ["out"], stopped, LeftOut())
 
 
 def test_no_more_entries_are_looked_at_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +256,9 @@ def test_no_more_entries_are_looked_at_than_the_bound(tmp_path: Path, monkeypatc
 async def test_packing_ends_with_the_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[threading.Event] = []
 
-    def pack(_self: object, _into: object, _folder: str, _patterns: object, stopped: threading.Event) -> int:
+    def pack(
+        _self: object, _into: object, _folder: str, _patterns: object, stopped: threading.Event, *_: object
+    ) -> int:
         given.append(stopped)
         stopped.wait(10)
         return 0

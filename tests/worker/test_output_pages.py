@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage, ReadLog
 from moorage.system.disk_room import DiskRoom
+from moorage.worker.drivers.container_engine import Piece
+from moorage.worker.drivers.container_output import _Mark, _Stream
 from moorage.worker.output_pages import page_of, read_page
-from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, OutputPump, cut_at, cut_notice
+from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, RING_BYTES, OutputPump, cut_at, cut_notice
 
 
 def ask(offset: int = 0, limit: int = LOG_PAGE_BYTES_MAX, **fields: Any) -> ReadLog:
@@ -76,21 +80,101 @@ def test_an_offset_behind_the_end_is_the_end() -> None:
     assert not page_of(b"abc", ask(100), False).over
 
 
-def test_a_file_that_was_cut_says_so_and_its_notice_is_no_output(tmp_path: Path) -> None:
-    path, (reading, writing) = tmp_path / "f", os.pipe()
+class Full(DiskRoom):
+    """A disk without room for output."""
+
+    def take(self, size: int) -> bool:
+        return False
+
+
+def pumped(path: Path, cap: int, *chunks: bytes, room: DiskRoom | None = None) -> None:
+    """Write a stream to a file as the supervisor does."""
+    reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    pump = OutputPump(reading, path, 10, "stdout", DiskRoom(tmp_path))
-    os.write(writing, b"0123456789abcdef")
+    pump = OutputPump(reading, path, cap, "stdout", room or DiskRoom(path.parent))
+    for chunk in chunks:
+        os.write(writing, chunk)
+        assert pump.pump() == chunk
     os.close(writing)
-    while pump.pump():
-        pass
+    assert pump.pump() == b""
     pump.close()
-    page = read_page(path, ask(), True)
+
+
+def page_in(path: Path, offset: int = 0, limit: int = 64) -> LogPage:
+    page = read_page(path, ask(offset, limit), True)
     assert page is not None
-    assert (page.text, page.size, page.truncated, page.over) == ("0123456789", 10, True, True)
-    tail = read_page(path, ask(-4), True)
-    assert tail is not None
-    assert tail.text == "6789"
+    return page
+
+
+def test_a_file_that_was_cut_says_so_and_its_notice_is_no_output(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    pumped(path, 10, b"0123456789abcdef", room=Full(tmp_path))
+    page = page_in(path)
+    assert (page.text, page.size, page.truncated, page.over, page.cut_to) == ("", 0, True, True, 0)
+    pumped(path, 0, b"0123456789abcdef")
+    assert (page_in(path).text, page_in(path).truncated) == ("", True)
+
+
+def test_a_long_stream_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    pumped(path, 12, b"0123456789", b"abcdefghij")
+    page = page_in(path)
+    assert (page.text, page.offset, page.next, page.size) == ("012", 0, 3, 20)
+    assert (page.truncated, page.over, page.cut_from, page.cut_to) == (True, False, 3, 11)
+    for offset in (3, 7, 11):
+        page = page_in(path, offset)
+        assert (page.text, page.offset, page.next, page.over) == ("bcdefghij", 11, 20, True)
+    assert page_in(path, 15, 2).text == "fg"
+    assert [page_in(path, offset).text for offset in (-4, -9, -100)] == ["ghij", "bcdefghij", "bcdefghij"]
+    assert path.stat().st_size == 12 + RING_BYTES
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_any_stream_each_page_has_the_bytes_that_it_names(tmp_path: Path, seed: int) -> None:
+    """Also while it is written, and where a new agent goes on with the log of a container."""
+    chance = random.Random(seed)
+    cap, path = chance.choice([1, 2, 3, 7, 64, 200]), tmp_path / "f"
+    head = cap // 4
+    data = bytes(chance.randrange(256) for _ in range(chance.randint(0, 600)))
+    room, at, went_back = DiskRoom(tmp_path), 0, False
+    stream = _Stream(path, cap, "stdout", room, _Mark())
+    while at < len(data):
+        part = data[at : at + chance.choice([1, 5, 50, 300])]
+        at += len(part)
+        stream.add(Piece(False, "", part))
+        if chance.random() < 0.2:  # the next agent, which knows an earlier place, gets the rest again
+            stream.close()
+            stream = _Stream(path, cap, "stdout", room, msgspec.structs.replace(stream.mark, count=0))
+        if chance.random() < 0.2:
+            back = chance.randint(0, at)
+            written = min(back, cap)
+            stream.close()
+            went_back = True
+            mark = _Mark(seen_bytes=back, written_bytes=written, dropped_bytes=max(0, back - cap))
+            stream, at = _Stream(path, cap, "stdout", room, mark), back
+            continue
+        offset = chance.randint(0, at + 3)
+        page = read_page(path, ask(offset, chance.randint(1, 90)), False)
+        assert page is not None
+        assert raw(page) == data[page.offset : page.next]
+        assert page.size == at
+        if at > cap:
+            assert (page.cut_from, page.truncated) == (head, True)
+            assert page.offset >= offset or offset > at
+            assert page.cut_to >= at - (cap - head)
+    stream.close()
+    if not data:
+        return
+    kept, offset = {}, 0
+    while True:
+        page = page_in(path, offset)
+        kept |= dict(enumerate(raw(page), page.offset))
+        if page.over:
+            break
+        assert page.next > offset
+        offset = page.next
+    assert all(data[number] == byte for number, byte in kept.items())
+    assert went_back or len(kept) >= min(len(data), cap) - 3, "but for a character that is cut in half"
 
 
 def test_a_job_that_writes_such_a_line_is_not_cut() -> None:

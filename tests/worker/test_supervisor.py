@@ -217,6 +217,7 @@ def test_a_start_that_fails_is_a_typed_end(tmp_path: Path, arguments: tuple[str,
     with_rig(tmp_path, arguments, scenario)
 
 
+WINDOWS: Final = " (without CR LF)"
 LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
     ({"argv": ("nosuchprogram",)}, "no program nosuchprogram in PATH /usr/local/bin:/usr/bin:/bin"),
     ({"argv": ("nosuchprogram",), "env": {"PATH": "/bin"}}, "no program nosuchprogram in PATH /bin"),
@@ -226,13 +227,15 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
     ),
     (
         {"argv": ("./train.sh",)},
-        "no ./train.sh in / (--with brings files there, --cwd names another folder), or not what its first line names",
+        "no ./train.sh in / (--with brings files there, --cwd names another folder), or not what its first line names"
+        f"{WINDOWS}",
     ),
     (
         {"argv": ("./a", "b c"), "cwd": "/usr"},
-        "no ./a in /usr (--with brings files there, --cwd names another folder), or not what its first line names",
+        "no ./a in /usr (--with brings files there, --cwd names another folder), or not what its first line names"
+        f"{WINDOWS}",
     ),
-    ({"argv": ("/no/such",)}, "no /no/such on the worker, or not what its first line names"),
+    ({"argv": ("/no/such",)}, f"no /no/such on the worker, or not what its first line names{WINDOWS}"),
     ({"argv": ("/usr",)}, "/usr: Permission denied"),
     ({"cwd": "/no/such/folder"}, "no folder /no/such/folder"),
     ({"cwd": "/etc/hostname"}, "no folder /etc/hostname"),
@@ -245,6 +248,11 @@ def test_a_start_that_fails_says_what_it_looked_for_and_where(tmp_path: Path, ar
         for number, (fields, words) in enumerate(LOOKED_FOR):
             ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
             assert ended.message == words
+        bare = tmp_path / "bare.sh"
+        bare.write_text("echo hi\n")
+        bare.chmod(0o755)
+        ended = await rig.run(StartMember(key="bare", argv=(str(bare),), env={}))
+        assert "bare.sh has no first line as #!/bin/sh, or is for another processor" in ended.message
 
     with_rig(tmp_path, arguments, scenario)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -153,7 +154,7 @@ def list_contexts(env: Mapping[str, str] | None = None) -> list[str]:
 def selected_context(env: Mapping[str, str] | None = None) -> str:
     """Return the name that `nats context select` left, or ""."""
     try:
-        return (config_dir(env) / "context.txt").read_text(encoding="utf-8").strip()
+        return (config_dir(env) / "context.txt").read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
@@ -202,7 +203,7 @@ def load_context(name: str, env: Mapping[str, str] | None = None, why: str = "")
             f"context {name!r} is over {CONTEXT_BYTES_MAX} bytes", file=file, next_step="`nats context edit`"
         )
     try:
-        fields = msgspec.json.decode(raw)
+        fields = msgspec.json.decode(raw.removeprefix(BOM_UTF8))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadContext(f"context {name!r} is not JSON: {error}", file=file, next_step="`nats context edit`") from None
     if not isinstance(fields, dict):

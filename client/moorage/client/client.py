@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 #: most unanswered frames of one `submit_many`
 FRAMES_AT_ONCE: Final = 4
+
+log = logging.getLogger("moorage.client")
 
 T = TypeVar("T")
 
@@ -201,7 +204,10 @@ class AsyncClient(Connected):
             return files
         from moorage.client.sending import send
 
-        return (await send(self, files)).address
+        sent = await send(self, files)
+        for warning in sent.warnings:
+            log.warning("%s", warning)
+        return sent.address
 
     async def _answers_to(self, bodies: list[bytes]) -> list[Accepted | Problem]:
         """Send these requests in as few frames as the bounds allow, and return the answers in the order of requests."""

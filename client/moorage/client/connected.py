@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
 
@@ -10,7 +11,7 @@ import msgspec
 
 from moorage.bus import errors as bus
 from moorage.bus.contexts import Context
-from moorage.bus.errors import BusError, CannotConnect, NotAuthorized, PermissionRefused
+from moorage.bus.errors import BusError, CannotConnect, HandlerFailed, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.target import find_context
@@ -36,6 +37,9 @@ TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
 NOT_OPEN: Final = "the client is not open, or was closed: use it within `with` (an AsyncClient: `async with`)"
+CLOSED_MEANWHILE: Final = "the client was closed while it was opened"
+
+log = logging.getLogger("moorage.client")
 
 T = TypeVar("T")
 
@@ -80,6 +84,7 @@ class Connected:
         self._name = name
         self._asking = Asking(on_wait=on_wait)
         self._loop: asyncio.AbstractEventLoop | None = None  # where it is open
+        self._opening: object | None = None  # of the last `open`, until it is closed
         self._connection: Link | None = None
         self._mux: Mux | None = None
 
@@ -97,14 +102,28 @@ class Connected:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if the client is open."""
+        """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if the client is open, or is
+        closed meanwhile."""
         if self._loop is not None:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.get_running_loop()
+        opening = self._opening = object()
         try:
-            self._connection = await self._connect()
-            self._mux = await Mux.open(self._connection)
+            connection = await self._connect()
+            if self._opening is not opening:
+                await self._release(connection)
+                raise RuntimeError(CLOSED_MEANWHILE)
+            self._connection = connection
+            mux = await Mux.open(connection)
+            if self._opening is not opening:
+                await mux.close()
+                raise RuntimeError(CLOSED_MEANWHILE)
+            self._mux = mux
         except BaseException as error:
+            if self._opening is not opening:  # `close` was called, and perhaps `open` again: leave that alone
+                if isinstance(error, BusError):
+                    raise RuntimeError(CLOSED_MEANWHILE) from None
+                raise
             await self.close()
             if isinstance(error, CannotConnect):
                 raise no_server(error) from None
@@ -117,7 +136,7 @@ class Connected:
     async def _connect(self) -> Link:
         if self._transport is not None:
             self._asking.where = self._transport.where
-            return await self._transport.connect(self._name, self._on_state)
+            return await self._transport.connect(self._name, self._on_state, self._on_error)
         from moorage.bus.connection import connect  # imports nats-py, which is slow
 
         self.context = find_context(self._target)
@@ -132,9 +151,9 @@ class Connected:
 
     async def close(self) -> None:
         """Close the connection; jobs go on. Calls that still wait for a job or for events raise RuntimeError or
-        `ConnectionClosed`."""
+        `ConnectionClosed`, and an `open` that still connects raises RuntimeError."""
         mux, connection, following = self._mux, self._connection, self._following
-        self._following = self._mux = self._connection = self._loop = None
+        self._following = self._mux = self._connection = self._loop = self._opening = None
         if following is not None:
             following.close()
         try:
@@ -142,7 +161,10 @@ class Connected:
                 await mux.close()
         finally:
             if connection is not None:
-                await (connection.close() if self._transport is None else self._transport.release(connection))
+                await self._release(connection)
+
+    async def _release(self, connection: Link) -> None:
+        await (connection.close() if self._transport is None else self._transport.release(connection))
 
     @property
     def _stories(self) -> Stories:
@@ -161,6 +183,10 @@ class Connected:
     def _on_error(self, error: BusError) -> None:
         if isinstance(error, NotAuthorized):  # at a reconnect: the user's key was changed or revoked
             self._asking.refused = error
+        elif isinstance(error, PermissionRefused):  # the caller sees it, if it still waits for that subject
+            log.info("%s", error)
+        else:
+            log.error("%s", error, exc_info=error.cause if isinstance(error, HandlerFailed) else None)
 
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:

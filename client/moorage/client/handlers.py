@@ -16,9 +16,9 @@ from moorage.bus.jetstream import JetStream
 from moorage.client.errors import NoOutput, rejected
 from moorage.client.fields import FIELDS
 from moorage.client.follow.output import Piece
-from moorage.client.follow.story import changes_of
 from moorage.client.keywords import check_keywords
 from moorage.client.request_builder import body_of, build_request
+from moorage.client.transitions import last_attempts
 from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
@@ -152,14 +152,13 @@ class Heard:
 async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
     """Return the value that the function returned; if the job has several replicas, a list by replica.
 
-    A replica that returned nothing, or whose attempt is not known, has None. A value is removed from `feed.results`.
-    Raises what `AsyncClient.submit` raises, `NoOutput` for a result that is no longer kept, and `NotPermitted` if the
-    user may not read the tenant's bucket.
+    A replica that returned nothing has None. A value is removed from `feed.results`. Raises what `AsyncClient.submit`
+    raises, `NoOutput` for a result that is no longer kept or whose attempt is no longer known, and `NotPermitted` if
+    the user may not read the tenant's bucket.
     """
     ends = {change.replica: change for change in changes if change.fence}
     if len(ends) < replicas:
-        shown = await client.read("show", {"job": job})
-        ends |= {change.replica: change for change in changes_of(shown) if change.fence}
+        ends |= await last_attempts(client, job, await client.read("show", {"job": job}), replicas)
     values: list[Any] = []
     for replica in range(replicas):
         end = ends.get(replica)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from moorage.client.follow.story import Story
     from moorage.client.handlers import Heard, OnProgress
     from moorage.schemas.job import Request
+
+log = logging.getLogger("moorage.client")
 
 
 class Job(Seen):
@@ -225,14 +228,21 @@ class Job(Seen):
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
 
+        Links that stay below the job's folder and empty folders are kept as such. What matched and was left out, such
+        as other links, is logged as a warning.
+
         `path` selects a file or folder of the job's folder. If the job has several replicas, each gets a subfolder
         named by its number; `replica` selects one replica instead. The files are available for some days after the job
-        has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept, and
-        `Rejected` if `into` exists and is not an empty folder, or if `path` leaves the job's folder.
+        has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept,
+        `NoOutput` if it is no longer known which attempts ran, and `Rejected` if `into` exists and is not an empty
+        folder, or if `path` leaves the job's folder.
         """
         from moorage.client.kept_files import fetch
 
-        return await fetch(self._client, self.id, into, replica, path)
+        fetched = await fetch(self._client, self.id, into, replica, path)
+        for line in fetched.left_out:
+            log.warning("job %s: %s", self.id, line)
+        return fetched.paths
 
     async def show(self) -> dict[str, Any]:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`.

@@ -7,13 +7,18 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.errors import NotFound, rejected
 from moorage.client.sending import bucket_of
+from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
-from moorage.system.archives import BadArchive, Inflating, stays_below, unpack
+from moorage.schemas.printable import in_one_line
+from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.archives import LEFT_OUT, BadArchive, Inflating, stays_below, unpack
 from moorage.worker.handler_results import result_object
 
 if TYPE_CHECKING:
@@ -23,10 +28,25 @@ if TYPE_CHECKING:
 KEPT_BYTES_MAX: Final = 1 << 40
 
 
-async def fetch(
-    client: Connected, job: str, into: str | os.PathLike[str], replica: int | None, path: str
-) -> list[Path]:
-    """Fetch a job's kept files into a folder, and return their paths; see `Job.files`."""
+class _LeftOut(msgspec.Struct, frozen=True):
+    """The header `LEFT_OUT` of a stored archive."""
+
+    count: int
+    names: list[tuple[str, str]]
+
+
+_decode_left_out: Final = msgspec.json.Decoder(_LeftOut).decode
+
+
+class Fetched(NamedTuple):
+    """The paths of the files, links and empty folders that were fetched, and lines about what the worker left out."""
+
+    paths: list[Path]
+    left_out: list[str]
+
+
+async def fetch(client: Connected, job: str, into: str | os.PathLike[str], replica: int | None, path: str) -> Fetched:
+    """Fetch a job's kept files into a folder; see `Job.files`."""
     folder = Path(into)
     if path and not stays_below(path):
         raise rejected(
@@ -43,24 +63,38 @@ async def fetch(
             next="name a new or empty folder",
         )
     shown = await client.read("show", {"job": job})
+    count = shown.get("request", {}).get("replicas", 1)
     fences = {row["replica"]: row["fence"] for row in shown.get("replica_states", ()) if row.get("fence")}
-    for change in shown.get("changes", ()):
-        if change.get("fence") and change.get("replica", -1) >= 0:
-            fences[change["replica"]] = max(change["fence"], fences.get(change["replica"], 0))
-    replicas = range(shown.get("request", {}).get("replicas", 1)) if replica is None else [replica]
+    if "replica_states" not in shown:  # the job is no longer in the scheduler's memory
+        fences = {each: change.fence for each, change in (await last_attempts(client, job, shown, count)).items()}
+    replicas = range(count) if replica is None else [replica]
     store = bucket_of(client)
-    found: list[Path] = []
+    found, left_out = list[Path](), list[str]()
     for number in replicas:
-        name = result_object(job, number, fences.get(number, 0))
+        if number not in fences:  # it was never placed
+            continue
+        name = result_object(job, number, fences[number])
         info = await client.again(lambda name=name: store.find(name))  # type: ignore[misc]
         if info is not None:
             place = folder / str(number) if len(replicas) > 1 else folder
             found += await _unpacked(store, info, place, path)
+            left_out += _left_out(info, f"replica {number}: " if len(replicas) > 1 else "")
     if not found:
         keep = shown.get("request", {}).get("run", {}).get("keep", ())
         message, fix = why_none(job, path, keep)
-        raise NotFound(problem("not-found", message, job=job, next=fix))
-    return found
+        raise NotFound(problem("not-found", "\n".join([message, *left_out]), job=job, next=fix))
+    return Fetched(found, left_out)
+
+
+def _left_out(info: ObjectInfo, of: str) -> list[str]:
+    """Return a line for each entry that the worker has named as left out. Any client of the tenant can write these."""
+    try:
+        said = _decode_left_out(info.headers[LEFT_OUT][0])
+    except (KeyError, IndexError, *UNREADABLE):
+        return []
+    lines = [f"{of}{in_one_line(name)} was left out: {in_one_line(why)}" for name, why in said.names]
+    more = said.count - len(said.names)
+    return [*lines, f"{of}{more} more were left out"] if more > 0 else lines
 
 
 def why_none(job: str, path: str, keep: Sequence[str]) -> tuple[str, str]:
@@ -101,4 +135,8 @@ def _written(plain: IO[bytes], place: Path, path: str) -> list[Path]:
                 entry.rename(place / entry.name)
         else:
             fresh.rename(place)
-    return sorted(each for each in place.rglob("*") if not each.is_dir())
+    return sorted(each for each in place.rglob("*") if not _is_full_folder(each))
+
+
+def _is_full_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and any(path.iterdir())

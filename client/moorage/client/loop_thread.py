@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 #: how long an interrupted call waits for the cancellation of its coroutine
 CANCEL_S_MAX: Final = 5.0
-#: how often a waiting call wakes, so that Ctrl-C can interrupt it
+#: how often a waiting call wakes: a Ctrl-C right before a wait for a lock does not interrupt the wait
 LOOK_S: Final = 1.0
 
 T = TypeVar("T")
@@ -82,7 +82,11 @@ class LoopThread:
                 done.set_exception(RuntimeError(_CLOSED))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the private thread, and return its result. Ctrl-C cancels it before this raises."""
+        """Run a coroutine in the private thread, and return its result.
+
+        If the wait is interrupted, by Ctrl-C or by any other exception that a signal handler raises, the coroutine is
+        cancelled before this raises.
+        """
         try:
             refuse_inside_loop()
             loop = self._checked()
@@ -90,6 +94,13 @@ class LoopThread:
             work.close()
             raise
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        ended: list[concurrent.futures.Future[T]] = []
+        # A signal handler may raise inside a method of a future, which then keeps the future's lock for ever. So this
+        # thread waits for a lock of its own, and touches the future only once it is done.
+        waits = threading.Lock()
+        waits.acquire()
+        done.add_done_callback(ended.append)
+        done.add_done_callback(lambda _: waits.release())
         tasks: list[asyncio.Task[T]] = []
 
         def begin() -> None:
@@ -115,11 +126,14 @@ class LoopThread:
             except RuntimeError:  # closed a moment ago
                 work.close()
                 raise RuntimeError(_CLOSED) from None
-            return _waited_for(done)
-        except (KeyboardInterrupt, SystemExit):
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended
-                loop.call_soon_threadsafe(give_up)
-                concurrent.futures.wait([done], CANCEL_S_MAX)
+            while not waits.acquire(timeout=LOOK_S):
+                pass
+            return done.result()
+        except BaseException:
+            if not ended:  # it is not the coroutine's own error, but one of a signal handler
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended
+                    loop.call_soon_threadsafe(give_up)
+                    waits.acquire(timeout=CANCEL_S_MAX)
             raise
         finally:
             self._handed.pop(done, None)
@@ -152,16 +166,6 @@ class LoopThread:
         if self._pid != os.getpid():
             raise RuntimeError("this client was opened before a fork: open another one in the child")
         return loop
-
-
-def _waited_for(done: concurrent.futures.Future[T]) -> T:
-    """Return the future's result. It polls, because a Ctrl-C right before a wait for a lock does not interrupt that."""
-    while True:
-        try:
-            return done.result(LOOK_S)
-        except TimeoutError:
-            if done.done():
-                return done.result()
 
 
 async def _next(items: AsyncIterator[T]) -> T | object:

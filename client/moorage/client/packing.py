@@ -27,18 +27,23 @@ _ALWAYS: Final = (".git/", "__pycache__/", ".venv/", f"{HOME_DEFAULT}/")
 _MTIME_S: Final = 315_532_800
 _READ_BYTES: Final = 1 << 20
 _SPOOL_BYTES: Final = 32 << 20
+#: bytes of a program's first line that Linux reads
+FIRST_LINE_BYTES_MAX: Final = 256
+#: most files that a warning names
+NAMED_MAX: Final = 3
 
 
 class Packed(NamedTuple):
     """A tar file on disk or in memory, with its address (its SHA-256) and its size in bytes.
 
-    `files` is its number of files; links and folders are not counted.
+    `files` is its number of files; links and folders are not counted. `warnings` name programs that cannot be started.
     """
 
     file: IO[bytes]
     address: str
     size: int
     files: int
+    warnings: tuple[str, ...] = ()
 
 
 def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
@@ -60,7 +65,7 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
         raise _too_large(f"{len(found)} files and folders", f"{MEMBERS_MAX} files and folders")
     spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 - it is handed on
     try:
-        _write(found, spool)
+        from_windows = _write(found, spool)
         spool.seek(0)
         digest = hashlib.sha256()
         while piece := spool.read(_READ_BYTES):
@@ -69,20 +74,35 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
         spool.close()
         raise
     files = sum(path.is_file() and not path.is_symlink() for path in found.values())
-    return Packed(spool, digest.hexdigest(), spool.tell(), files)
+    return Packed(spool, digest.hexdigest(), spool.tell(), files, _warnings(from_windows))
 
 
-def _write(found: Mapping[str, Path], spool: IO[bytes]) -> None:
-    size = 0
+def _warnings(from_windows: list[str]) -> tuple[str, ...]:
+    if not from_windows:
+        return ()
+    named, more = ", ".join(from_windows[:NAMED_MAX]), len(from_windows) - NAMED_MAX
+    return (
+        f"the first line of {named}{f' and {more} more' if more > 0 else ''} ends with CR LF, as on Windows, so no host"
+        " can start it: write the file with LF alone (dos2unix does that)",
+    )
+
+
+def _write(found: Mapping[str, Path], spool: IO[bytes]) -> list[str]:
+    """Write the archive, and return the names of programs whose first line ends with CR LF."""
+    size, from_windows = 0, list[str]()
     # GNU's format has names of any length and, unlike pax, no headers of its own that could differ
     with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name in sorted(found):
             try:
-                size += _add(archive, name, found[name])
+                more, is_from_windows = _add(archive, name, found[name])
             except OSError as error:
                 raise _unreadable(found[name], error) from None
+            size += more
+            if is_from_windows:
+                from_windows.append(name)
             if size > FILES_BYTES_MAX:
                 raise _too_large(f"more than {FILES_BYTES_MAX >> 20} MiB", f"{FILES_BYTES_MAX >> 20} MiB")
+    return from_windows
 
 
 def _below(path: Path) -> Iterator[tuple[str, Path]]:
@@ -97,7 +117,7 @@ def _below(path: Path) -> Iterator[tuple[str, Path]]:
     import pathspec  # only where a folder is brought
 
     try:
-        own = (path / IGNORE_FILE).read_text().splitlines()
+        own = (path / IGNORE_FILE).read_text(encoding="utf-8-sig").splitlines()  # Windows writes a byte order mark
     except FileNotFoundError:
         own = []
     except (OSError, UnicodeDecodeError) as error:
@@ -121,15 +141,16 @@ def _below(path: Path) -> Iterator[tuple[str, Path]]:
         yield from ((head + name, Path(folder, name)) for name in folders)
 
 
-def _add(archive: tarfile.TarFile, name: str, path: Path) -> int:
-    """Add one file, folder or link, and return the size of its content in bytes. Raises OSError, `Rejected`."""
+def _add(archive: tarfile.TarFile, name: str, path: Path) -> tuple[int, bool]:
+    """Add one file, folder or link. Return the size of its content in bytes, and whether it is a program whose first
+    line ends with CR LF. Raises OSError, `Rejected`."""
     about = path.lstat() if "/" in name or path.is_symlink() else path.stat()
     member = tarfile.TarInfo(name)
     member.mtime = _MTIME_S
     if stat.S_ISDIR(about.st_mode):
         member.type, member.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(member)
-        return 0
+        return 0, False
     if stat.S_ISLNK(about.st_mode):
         target = os.readlink(path)
         if not link_stays_below(PurePosixPath(name), target):
@@ -141,7 +162,7 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> int:
             )
         member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
         archive.addfile(member)
-        return 0
+        return 0, False
     if not stat.S_ISREG(about.st_mode):
         raise rejected(
             "invalid-argument",
@@ -152,8 +173,10 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> int:
     with path.open("rb") as content:
         member.size = os.fstat(content.fileno()).st_size
         member.mode = 0o755 if about.st_mode & stat.S_IXUSR else 0o644
+        head = content.read(FIRST_LINE_BYTES_MAX) if member.mode & 0o100 else b""
+        content.seek(0)
         archive.addfile(member, content)
-    return member.size
+    return member.size, head.startswith(b"#!") and head.partition(b"\n")[0].endswith(b"\r")
 
 
 def _unreadable(path: Path, error: Exception) -> Exception:

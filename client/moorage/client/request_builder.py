@@ -106,7 +106,7 @@ def _checked(body: dict[str, Any]) -> Request:
     try:
         request = msgspec.convert(body, Request)
     except msgspec.ValidationError as error:
-        raise _odd_variable(body) or Rejected(explain_decode_error(error, Request)) from None
+        raise _odd_variable(body) or Rejected(explain_decode_error(error, Request, plain=body)) from None
     if (trouble := request.trouble) is not None:
         raise rejected(
             "invalid-argument",

@@ -26,10 +26,12 @@ OnSent = Callable[[Packed, int], None]
 
 
 class Sent(NamedTuple):
-    """The `address` of files, for a request's `files`. `is_new` says whether anything was sent."""
+    """The `address` of files, for a request's `files`. `is_new` says whether anything was sent. `warnings` are about
+    files that were sent but surely do not work."""
 
     address: str
     is_new: bool
+    warnings: tuple[str, ...] = ()
 
 
 def bucket_of(client: Connected) -> ObjectStore:
@@ -50,7 +52,7 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -
         bucket = bucket_of(client)
         found = await client.again(lambda: bucket.find(packed.address))
         if found is not None and time.time() - found.stored_s < AGAIN_AFTER_S:
-            return Sent(packed.address, False)
+            return Sent(packed.address, False, packed.warnings)
 
         def told(size: int) -> None:
             if on_sent is not None:
@@ -63,4 +65,4 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -
             name = client.subjects.files_bucket(client.tenant)
             next_step = f"an operator makes the bucket once: nats --context scheduler.main object add {name}"
             raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None
-        return Sent(packed.address, True)
+        return Sent(packed.address, True, packed.warnings)

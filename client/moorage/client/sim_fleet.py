@@ -145,9 +145,9 @@ class SimFleet:
         """The context of the fleet's process, so that the clock may skip the clients' timers together with its own."""
         return self._process.context()
 
-    async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
+    async def connect(self, name: str, on_state: Callable[[State], None], on_error: Callable[[BusError], None]) -> Link:
         await self._hold()
-        return cast("Link", self._bus.connect(name, on_state=on_state))
+        return cast("Link", self._bus.connect(name, on_state=on_state, on_error=on_error))
 
     async def release(self, link: Link) -> None:
         await link.close()

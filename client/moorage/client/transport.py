@@ -6,6 +6,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Protocol
 
+from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.inbox import InboxTransport
 from moorage.bus.transport import Transport
@@ -26,8 +27,9 @@ class ClientTransport(Protocol):
     def upkeep(self) -> contextvars.Context | None:
         """The context of the timers after which a client asks for missed events; None for the caller's own."""
 
-    async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
-        """Return a new connection for the caller. `on_state` is called when it is lost and when it is back."""
+    async def connect(self, name: str, on_state: Callable[[State], None], on_error: Callable[[BusError], None]) -> Link:
+        """Return a new connection for the caller. `on_state` is called when it is lost and when it is back, `on_error`
+        with each error that no caller waits for."""
 
     async def release(self, link: Link) -> None:
         """Close a connection that `connect` returned."""

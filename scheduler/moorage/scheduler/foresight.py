@@ -235,7 +235,7 @@ class Foresight:
         try:
             question = msgspec.convert(arguments, PlanAsk)
         except (msgspec.ValidationError, ValueError) as error:
-            raise Refused(explain_decode_error(error, PlanAsk)) from None
+            raise Refused(explain_decode_error(error, PlanAsk, plain=arguments)) from None
         check_known(self._engine, question)
         if self.children is None:
             raise refuse("unknown-verb", "plan needs a scheduler that runs in a separate process", found="plan")

@@ -82,7 +82,7 @@ def ledger_url(file: Path | None = None) -> str | None:
     if not named:
         return os.environ.get(LEDGER_URL_VARIABLE) or None
     try:
-        if found := Path(named).read_text(encoding="utf-8").strip():
+        if found := Path(named).read_text(encoding="utf-8-sig").strip():
             return found
         why = "is empty"
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.decode_errors import ANY_KEY, explain_decode_error
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import VERSION
 from moorage.schemas.job import Request
@@ -66,7 +66,7 @@ class Decoder(Generic[T]):
             else:
                 frame, checked = self._msgpack.decode(payload), True
         except msgspec.MsgspecError as error:
-            raise Refused(explain_decode_error(error, self._kind)) from None
+            raise Refused(explain_decode_error(error, self._kind, plain=_plain(error, payload))) from None
         except RecursionError:
             raise _too_deep() from None
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
@@ -123,6 +123,16 @@ def split_array(payload: bytes) -> list[msgspec.Raw]:
         raise Refused(explain_decode_error(error, list)) from None
     except RecursionError:
         raise _too_deep() from None
+
+
+def _plain(error: Exception, payload: bytes) -> object:
+    """Return a payload as plain values, to name the key that an error does not name; None for other errors."""
+    if ANY_KEY not in str(error):
+        return None
+    try:
+        return msgspec.json.decode(payload) if is_json(payload) else msgspec.msgpack.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
+        return None
 
 
 def _check_numbers(frame: object) -> None:

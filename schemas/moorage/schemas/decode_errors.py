@@ -7,6 +7,7 @@ allowed, found what came`.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
@@ -28,19 +29,24 @@ _UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _EXPECTED: Final = re.compile(r"Expected `(?P<allowed>[^`]*)`(?:, got `(?P<found>[^`]*)`)?")
 _NO_CHOICE: Final = re.compile(r"Invalid enum value (?P<found>.*)", re.DOTALL)
 _CHOICES_MAX: Final = 32
+#: how msgspec's paths name the value of any key
+ANY_KEY: Final = "[...]"
+_KEY_CHARS_MAX: Final = 80
 #: the room of the frames that `moorage schema` shows
 _FRAMES: Final = "moorage.schemas.frames."
 
 
-def explain_decode_error(error: Exception, kind: Any = None, next_step: str = "") -> Problem:
+def explain_decode_error(error: Exception, kind: Any = None, next_step: str = "", plain: Any = None) -> Problem:
     """Return an error of msgspec as a `Problem`: which field, what was found, what is allowed.
 
-    `kind` is the type that was to be read. `next_step` is what to do now, for types other than a request.
+    `kind` is the type that was to be read. `next_step` is what to do now, for types other than a request. `plain` is
+    what was to be read, as plain values: with it, the error names the key of an object whose value is wrong.
     """
     text = str(error)
     path = _PATH.search(text)
     field = path["path"] if path else "$"
     message = text[: path.start()] if path else text
+    key = _wrong_key(field, kind, plain)
     seen = _EXPECTED.search(message) or _OUR_RULE.match(message) or _NO_CHOICE.match(message)
     allowed, near = "", ""
     if seen is not None:
@@ -51,6 +57,8 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
     elif (rule := _OUR_RULE.match(message)) is not None:
         whole, _, part = rule["name"].partition(".")  # `share.memory_mib` at `$.gpu.share` is `$.gpu.share.memory_mib`
         field = f"{field}.{part if part and field.endswith('.' + whole) else rule['name']}"
+    if key:
+        message, field = f"{key}: {message}", field.replace(ANY_KEY, f".{key}", 1)
     if near:
         next_step = f"the nearest field is {near}"
     elif field.endswith("_s") and allowed.startswith("float"):
@@ -63,6 +71,44 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
         allowed=allowed,
         next=next_step or _schema_of(kind),
     )
+
+
+def _wrong_key(field: str, kind: Any, plain: Any) -> str:
+    """Return the first key of an object whose value msgspec refuses; "" if it cannot be told.
+
+    msgspec does not name it, so this converts the beginning of the object, of half the length and so on.
+    """
+    before, found, _ = field.partition(ANY_KEY)
+    names = [step["name"] for step in _STEP.finditer(before)]
+    above: Any = plain
+    if not found or None in names:
+        return ""
+    for name in names:
+        above = above.get(name) if isinstance(above, dict) else None
+    if not isinstance(above, dict):
+        return ""
+    keys = list(above)
+
+    def is_refused(count: int) -> bool:
+        part: Any = {key: above[key] for key in keys[:count]}
+        if names:
+            part = _replaced(plain, names, part)
+        try:
+            msgspec.convert(part, kind)
+        except msgspec.ValidationError as error:
+            return str(error).endswith(f"`{field}`")
+        except (RecursionError, TypeError, ValueError, OverflowError):
+            pass
+        return False
+
+    count = bisect_left(range(len(keys) + 1), True, key=is_refused)
+    return str(keys[count - 1])[:_KEY_CHARS_MAX] if 0 < count <= len(keys) else ""
+
+
+def _replaced(plain: dict[str, Any], names: list[str], value: Any) -> dict[str, Any]:
+    """Return a copy of nested objects with another value at this path."""
+    first, *rest = names
+    return {**plain, first: _replaced(plain[first], rest, value) if rest else value}
 
 
 def _schema_of(kind: Any) -> str:

@@ -349,7 +349,7 @@ def _converted(arguments: dict[str, Any], kind: type[_A], next_step: str) -> _A:
     try:
         return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, kind, next_step)) from None
+        raise Refused(explain_decode_error(error, kind, next_step, arguments)) from None
 
 
 def _check_tenant(tenant: str) -> None:

@@ -188,7 +188,7 @@ def read_file(path: Path | None) -> SettingsFile:
     if len(raw) > FILE_BYTES_MAX:
         raise _refuse(f"{path} is too large for a settings file", allowed=f"{FILE_BYTES_MAX} bytes")
     try:
-        tables = tomllib.loads(raw.decode())
+        tables = tomllib.loads(raw.decode("utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise _refuse(f"{path} is not valid TOML: {error}", next="mend that line") from None
     for name, table in tables.items():

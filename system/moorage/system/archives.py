@@ -21,6 +21,9 @@ MEMBERS_MAX: Final = 100_000
 PATH_BYTES_MAX: Final = 4096
 #: bytes of all files of an archive that a client sends
 FILES_BYTES_MAX: Final = 1 << 30
+#: header of a stored archive of a job's files: what matched and was left out, as JSON {"count": 2, "names": [["a",
+#: "why"]]}
+LEFT_OUT: Final = "Moorage-Left-Out"
 _READ_BYTES: Final = 1 << 20
 #: a file whose first piece does not become smaller than this part is sent as it is: its data is compressed already
 _WORTH: Final = 0.95

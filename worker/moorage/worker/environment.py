@@ -18,32 +18,14 @@ import msgspec
 from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
+from moorage.schemas.reserved_variables import MPS_DIRECTORIES, RESERVED, is_reserved
 
 #: where an operator's MPS daemon keeps its sockets and logs, unless the request names other directories
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
-#: the variables that tell an MPS client the daemon's directories
-MPS_DIRECTORIES: Final = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 #: the prefix of an attempt's `why` if it did not start
 START_FAILED: Final = "start-failed"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-#: Names that decide which devices a job sees or shares: a request cannot set them.
-RESERVED: Final = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "NVIDIA_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "GPU_DEVICE_ORDINAL",
-        "ZE_AFFINITY_MASK",
-        "ZE_ENABLE_PCI_ID_DEVICE_ORDER",
-        "ZE_FLAT_DEVICE_HIERARCHY",
-        *MPS_DIRECTORIES,
-    }
-)
-RESERVED_PREFIX: Final = "MOORAGE_"
 
 #: the variable that names the network interface, by backend of the gang; other backends have none
 _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
@@ -260,11 +242,7 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
 
 def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
     """Return the request's variables with ours over them, without the request's reserved names, even if we set none."""
-    kept = {
-        name: value
-        for name, value in requested.items()
-        if name not in RESERVED and not name.startswith(RESERVED_PREFIX)
-    }
+    kept = {name: value for name, value in requested.items() if not is_reserved(name)}
     return JobEnvironment({**kept, **ours})
 
 

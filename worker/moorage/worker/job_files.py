@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import json
+import logging
 import os
 import re
 import stat
@@ -16,7 +17,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 from moorage.bus.errors import BusError
@@ -25,7 +26,17 @@ from moorage.bus.object_store import files_store
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick
 from moorage.schemas.subjects import Subjects
-from moorage.system.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, empty, unpack
+from moorage.system.archives import (
+    LEFT_OUT,
+    MEMBERS_MAX,
+    PATH_BYTES_MAX,
+    BadArchive,
+    Inflating,
+    compressed,
+    empty,
+    link_stays_below,
+    unpack,
+)
 from moorage.worker.environment import HostAtFault
 
 #: below the state folder
@@ -34,8 +45,13 @@ CACHE: Final = "files"
 FETCH_S_MAX: Final = 600.0
 #: most files and folders of an attempt's folder that are searched for files to store
 ENTRIES_MAX: Final = 1_000_000
+#: most entries that are named as left out, and characters of each name
+NAMED_MAX: Final = 8
+NAME_CHARS_MAX: Final = 200
 #: suffix of files that are being fetched, or whose fetch was given up
 _PART: Final = ".part"
+
+log = logging.getLogger("moorage.worker")
 
 
 class FilesRefused(Refused):
@@ -57,6 +73,28 @@ class NotKept(Refused):
 
     def __init__(self, why: str) -> None:
         super().__init__(problem("not-kept", f"files: {why}"))
+
+
+class LeftOut:
+    """What matched the patterns of a job and was not stored: how much, and the first names with the reason of each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._named: list[tuple[str, str]] = []
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self._named)} more" if self.count > len(self._named) else ""
+        return ", ".join(f"{name!r} ({why})" for name, why in self._named) + more
+
+    def add(self, name: str, why: str) -> None:
+        self.count += 1
+        if len(self._named) < NAMED_MAX:
+            self._named.append((os.fsencode(name).decode(errors="replace")[-NAME_CHARS_MAX:], why))
+
+    @property
+    def header(self) -> str:
+        """The value of the header LEFT_OUT, as JSON in ASCII: a name may have any bytes."""
+        return json.dumps({"count": self.count, "names": self._named})
 
 
 class JobFiles:
@@ -121,21 +159,28 @@ class JobFiles:
         return kept.open("rb")
 
     async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
-        """Store the files of a folder that match the patterns as an object of the tenant's bucket; nothing if none
-        matches.
+        """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
+        bucket; nothing if none matches.
 
-        Raises NotKept. No process may write to the folder any more.
+        What matches and cannot be stored is named in a header of the object. Raises NotKept. No process may write to
+        the folder any more.
         """
+        left_out = LeftOut()
         try:
             with tempfile.TemporaryFile(dir=self._folder) as spool:
                 stopped = threading.Event()
                 try:
-                    if not await asyncio.to_thread(self._pack, spool, folder, patterns, stopped):
-                        return
+                    count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out)
                 finally:
                     stopped.set()
+                if not count and not left_out.count:
+                    return
+                headers = {"Content-Type": "application/gzip"}
+                if left_out.count:
+                    log.warning("the files that %s keeps are stored without %s", name, left_out)
+                    headers[LEFT_OUT] = left_out.header
                 store = files_store(self._jetstream, self._subjects, tenant)
-                await store.put(name, compressed(spool), {"Content-Type": "application/gzip"}, lambda _: None)
+                await store.put(name, compressed(spool), headers, lambda _: None)
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         except RecursionError:
@@ -143,11 +188,13 @@ class JobFiles:
         except BusError as error:
             raise NotKept(error.problem.message) from None
 
-    def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event) -> int:
-        """Write a tar file of the matching files, until `stopped`; return how many. Raises NotKept and OSError.
+    def _pack(
+        self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event, left_out: LeftOut
+    ) -> int:
+        """Write a tar file of what matches, until `stopped`; return how many members it has. Raises NotKept, OSError.
 
         The agent can read files that the job cannot. So links are not followed, and only files of the folder's owner
-        are read.
+        are read. A link is stored as a link, if it names something below the folder.
         """
         import pathspec
 
@@ -170,34 +217,26 @@ class JobFiles:
                 seen += len(folders) + len(files)
                 if seen > ENTRIES_MAX:
                     raise NotKept(f"more than {ENTRIES_MAX} files and folders to look at")
-                for file in sorted(files):
+                for entry in sorted((*files, *folders)):
                     if stopped.is_set():
                         raise NotKept("given up")
-                    name = os.path.relpath(os.path.join(above, file), folder)
+                    name = os.path.relpath(os.path.join(above, entry), folder)
                     if len(os.fsencode(name)) > PATH_BYTES_MAX:
                         raise NotKept("the path of a file is longer than Linux allows in one call (4096 bytes)")
-                    if not kept.match_file(name):
+                    about = os.stat(entry, dir_fd=place, follow_symlinks=False)
+                    is_folder = stat.S_ISDIR(about.st_mode)
+                    if not kept.match_file(f"{name}/" if is_folder else name):
                         continue
-                    try:
-                        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
-                    except OSError as error:
-                        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a socket
-                            continue
-                        raise
-                    with open(descriptor, "rb") as content:
-                        about = os.fstat(descriptor)
-                        if not stat.S_ISREG(about.st_mode) or about.st_uid != owner:
-                            continue
-                        count, size = count + 1, size + about.st_size
-                        if count > MEMBERS_MAX or size > self._bytes_max:
-                            raise NotKept(f"more than {MEMBERS_MAX} files or {self._bytes_max} bytes (files_bytes)")
-                        member = tarfile.TarInfo(name)
-                        member.size, member.mtime, member.mode = (
-                            about.st_size,
-                            int(about.st_mtime),
-                            about.st_mode & 0o755,
-                        )
-                        archive.addfile(member, content)
+                    if is_folder and _has_entries(entry, place):
+                        continue  # the folders of a file are made with it
+                    why = _why_not(name, about, owner, entry, place)
+                    if why:
+                        left_out.add(name, why)
+                        continue
+                    count, size = count + 1, size + (about.st_size if stat.S_ISREG(about.st_mode) else 0)
+                    if count > MEMBERS_MAX or size > self._bytes_max:
+                        raise NotKept(f"more than {MEMBERS_MAX} files or {self._bytes_max} bytes (files_bytes)")
+                    _add(archive, name, entry, place, owner)
         return count
 
     def _fetched(self, kept: Path, task: asyncio.Task[None]) -> None:
@@ -246,6 +285,48 @@ class JobFiles:
         for fetching in list(self._fetching.values()):
             fetching.cancel()
             await asyncio.wait((fetching,))
+
+
+def _has_entries(entry: str, place: int) -> bool:
+    descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+    try:
+        with os.scandir(descriptor) as entries:
+            return next(entries, None) is not None
+    finally:
+        os.close(descriptor)
+
+
+def _why_not(name: str, about: os.stat_result, owner: int, entry: str, place: int) -> str:
+    """Return why an entry of a folder cannot be stored; "" if it can."""
+    if about.st_uid != owner:
+        return "it belongs to another owner than the job's user"
+    if stat.S_ISLNK(about.st_mode):
+        target = os.readlink(entry, dir_fd=place)
+        return "" if link_stays_below(PurePosixPath(name), target) else "it is a link that leaves the job's folder"
+    if stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode):
+        return ""
+    return "it is neither a file nor a folder nor a link"
+
+
+def _add(archive: tarfile.TarFile, name: str, entry: str, place: int, owner: int) -> None:
+    """Add one entry of a folder, which no process changes. Raises OSError, also for an entry of another owner."""
+    member = tarfile.TarInfo(name)
+    about = os.stat(entry, dir_fd=place, follow_symlinks=False)
+    member.mtime, member.mode = int(about.st_mtime), about.st_mode & 0o755
+    if stat.S_ISLNK(about.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(entry, dir_fd=place)
+        archive.addfile(member)
+    elif stat.S_ISDIR(about.st_mode):
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+    else:
+        descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+        with open(descriptor, "rb") as content:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != owner:
+                raise NotKept(f"{name!r} was changed while it was stored")
+            member.size = about.st_size
+            archive.addfile(member, content)
 
 
 def _private(path: str, flags: int) -> int:

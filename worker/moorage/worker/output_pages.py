@@ -8,9 +8,11 @@ import stat
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, cut_at
+from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, RING_BYTES, RING_READS_MAX, Ring, cut_at, ring_in
 
 #: how much larger than its bytes a text may be in JSON; beyond that base64 is used. Control characters grow sixfold
 _GROWTH_MAX: Final = 2
@@ -31,6 +33,8 @@ def read_page(path: Path, ask: ReadLog, is_over: bool) -> LogPage | None:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(f"{path} is not a plain file")
+        if (ring := ring_in(descriptor, about.st_size)) is not None:
+            return _ring_page(descriptor, ring, ask, is_over)
         tail_at = max(about.st_size - NOTICE_BYTES_MAX, 0)
         cut = cut_at(os.pread(descriptor, NOTICE_BYTES_MAX, tail_at), tail_at)
         size = about.st_size if cut is None else cut
@@ -39,6 +43,31 @@ def read_page(path: Path, ask: ReadLog, is_over: bool) -> LogPage | None:
     finally:
         os.close(descriptor)
     return _page(ask, offset, raw, size, is_over, is_cut=cut is not None)
+
+
+def _ring_page(descriptor: int, ring: Ring, ask: ReadLog, is_over: bool) -> LogPage:
+    """Return a page of a file that holds the beginning and the end of a stream, while it may be written.
+
+    Raises OSError if what is asked for is overwritten again and again.
+    """
+    for _ in range(RING_READS_MAX):
+        offset = min(ask.offset, ring.end) if ask.offset >= 0 else max(ring.end + ask.offset, ring.low)
+        is_head = offset < ring.head
+        if not is_head and offset <= ring.low:
+            offset = ring.low
+        count = min(ask.limit, (ring.head if is_head else ring.end) - offset)
+        parts = [(offset, count)] if is_head else ring.parts(offset, count)
+        raw = b"".join(os.pread(descriptor, size, at) for at, size in parts)
+        now = ring_in(descriptor, ring.cap + RING_BYTES)
+        if is_head or (now is not None and now.low <= offset):
+            break
+        ring = now or ring
+    else:
+        raise OSError("the output is overwritten faster than it can be read")
+    if not is_head and offset == ring.low:
+        offset, raw = _whole_characters(offset, raw)
+    page = _page(ask, offset, raw, ring.end, is_over, is_cut=True)
+    return msgspec.structs.replace(page, cut_from=ring.head, cut_to=ring.low)
 
 
 def page_of(data: bytes, ask: ReadLog, is_over: bool) -> LogPage:
@@ -53,8 +82,7 @@ def _begin(ask: ReadLog, size: int) -> int:
 
 def _page(ask: ReadLog, offset: int, raw: bytes, size: int, is_over: bool, *, is_cut: bool = False) -> LogPage:
     if ask.offset < 0 and offset:  # begin with a whole character
-        skipped = next((at for at, byte in enumerate(raw[:4]) if byte not in _CONTINUATION), 0)
-        offset, raw = offset + skipped, raw[skipped:]
+        offset, raw = _whole_characters(offset, raw)
     text, taken = _text(raw, is_over and offset + len(raw) == size)
     if text is None:
         taken = len(raw)
@@ -69,6 +97,12 @@ def _page(ask: ReadLog, offset: int, raw: bytes, size: int, is_over: bool, *, is
         over=is_over and offset + taken == size,
         truncated=is_cut,
     )
+
+
+def _whole_characters(offset: int, raw: bytes) -> tuple[int, bytes]:
+    """Leave out the rest of a character with which the bytes begin."""
+    skipped = next((at for at, byte in enumerate(raw[:4]) if byte not in _CONTINUATION), 0)
+    return offset + skipped, raw[skipped:]
 
 
 def _text(raw: bytes, is_last: bool) -> tuple[str | None, int]:

@@ -80,8 +80,20 @@ def tell(text: str) -> None:
 
 
 def emit(frame: object) -> None:
-    """Print a frame to stdout as a line of JSON, as it is on the wire."""
-    sys.stdout.write(encode(frame).decode() + "\n")
+    """Print a frame to stdout as a line of JSON, as it is on the wire.
+
+    A name of a file that is not UTF-8 has each of its other bytes as an escape, `\\udce9` for E9: Python's
+    `os.fsencode` of the decoded name gives the bytes back.
+    """
+    try:
+        line = encode(frame).decode()
+    except UnicodeEncodeError:
+        import json
+
+        import msgspec
+
+        line = json.dumps(msgspec.to_builtins(frame), separators=(",", ":"))
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 

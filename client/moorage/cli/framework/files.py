@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,14 @@ if TYPE_CHECKING:
 
 def read_within(file: Path | str, bytes_max: int) -> bytes:
     """Return the content of a file, or of stdin for `-`: up to `bytes_max` + 1 bytes, so that the caller sees when it
-    is too long.
+    is too long. A byte order mark at its beginning, which editors of Windows write, is skipped.
 
     Raises OSError.
     """
     if str(file) == "-":
-        return sys.stdin.buffer.read(bytes_max + 1)
+        return sys.stdin.buffer.read(bytes_max + 1).removeprefix(BOM_UTF8)
     with open(file, "rb") as opened:
-        return opened.read(bytes_max + 1)
+        return opened.read(bytes_max + 1).removeprefix(BOM_UTF8)
 
 
 def cannot_read(file: Path | str, reason: str | None, fix: str) -> Rejected:

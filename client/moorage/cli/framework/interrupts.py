@@ -78,20 +78,37 @@ async def detachable(
     detach: Callable[[], bool | None],
     cancel: Callable[[], Awaitable[None]] | None = None,
 ) -> int | None:
-    """Follow until the end or until Ctrl-C, then call `detach`, which tells the user how to go on. Only for use inside
-    `run`.
+    """Follow until the end, or until Ctrl-C, SIGTERM or SIGHUP, then call `detach`, which tells the user how to go on.
+    Only for use inside `run`.
 
-    Return what `following` returns, or EXIT_INTERRUPTED after a Ctrl-C. With `cancel`, a second Ctrl-C calls it. If
-    `detach` returns true, a user at a terminal was told about the second Ctrl-C, which is awaited for `AGAIN_S`;
-    otherwise the second one only has an effect if it came before.
+    Return what `following` returns, EXIT_INTERRUPTED after a Ctrl-C, or 128 and the number of the other signal. With
+    `cancel`, a second Ctrl-C calls it. If `detach` returns true, a user at a terminal was told about the second Ctrl-C,
+    which is awaited for `AGAIN_S`; otherwise the second one only has an effect if it came before.
     """
     global _again
     _again = again = asyncio.Event() if cancel is not None else None
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    ended_by: list[int] = []
+
+    def on_signal(number: int) -> None:
+        ended_by.append(number)
+        loop.remove_signal_handler(number)  # the next one ends the process at once
+        hush()
+        task.cancel()
+
+    for number in ENDING[1:]:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+            loop.add_signal_handler(number, on_signal, number)
     try:
         return await following
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if not _happened or task is None:
+        if ended_by:
+            task.uncancel()
+            with contextlib.suppress(OSError):  # the terminal was closed
+                detach()
+            return 128 + ended_by[0]
+        if not _happened:
             raise
         task.uncancel()
         is_told = detach()
@@ -102,6 +119,11 @@ async def detachable(
             if again.is_set():
                 await cancel()
         return EXIT_INTERRUPTED
+
+
+def was_ctrl_c() -> bool:
+    """Return whether Ctrl-C, and no other signal, has ended the work."""
+    return _happened
 
 
 def end_in_order(told: Callable[[int], None]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import stat
+import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +41,22 @@ def say_interrupted(jobs: Sequence[str | None]) -> None:
         say(
             "  check: moorage ls; jobs that have an id in the file can be submitted again: no job is then created twice"
         )
+
+
+def say_stdin() -> None:
+    """Say that a job does not get this command's stdin, if that is a file or a pipe with data."""
+    try:
+        about = os.fstat(0)
+        if stat.S_ISFIFO(about.st_mode) or stat.S_ISSOCK(about.st_mode):
+            size = bytearray(4)
+            fcntl.ioctl(0, termios.FIONREAD, size)
+            is_given = any(size)
+        else:
+            is_given = stat.S_ISREG(about.st_mode) and about.st_size > os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:  # closed
+        return
+    if is_given:
+        say("warning[stdin]: stdin is not passed on to the job: bring data as a file, with --with")
 
 
 def say_accepted(job: Job, request: Request) -> None:

@@ -37,8 +37,12 @@ def get(
 
     async def work(client: AsyncClient) -> int | None:
         name = await one_id(client, job, "get")
+        from moorage.client.kept_files import fetch
+
         into = Path(name) if out is None else out
-        found = await client.job(name).files(into, path, replica=replica)
+        found, left_out = await fetch(client, name, into, replica, path)
+        for line in left_out:
+            say(f"warning[files]: {line}")
         if options.json:
             emit({"kind": "files", "job": name, "files": [str(each) for each in found]})
         else:

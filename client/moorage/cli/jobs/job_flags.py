@@ -300,6 +300,8 @@ async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> 
         ),
     )
     progress.erase()
+    for warning in sent.warnings:
+        say(f"warning[files]: {warning}")
     return build_request(request, fields={"files": sent.address})
 
 

@@ -97,7 +97,9 @@ class Progress:
             return
         key = (piece.replica, piece.attempt, piece.stream)
         expected = self._offsets.get(key, 0 if self._whole else piece.offset)
-        if piece.offset > expected:
+        if piece.dropped:
+            self._name_cut(key, piece)
+        elif piece.offset > expected:
             self._note(
                 f"warning[output]: {piece.offset - expected} bytes of the job's {piece.stream} did not arrive here"
             )
@@ -109,6 +111,15 @@ class Progress:
             self._write(piece.stream, piece.data)
         elif piece.text:
             self._write(piece.stream, piece.text)
+
+    def _name_cut(self, key: tuple[int, int, str], piece: Piece) -> None:
+        """Write a line, in the output itself, about the part of it that the worker did not keep."""
+        line = f"[moorage: {piece.dropped} bytes of std{piece.stream} are dropped here, by output_cap_bytes]\n".encode()
+        if self._labelled is not None:
+            for unfinished in (self._labelled.lines(key, b"", end=True), self._labelled.lines(key, line, end=False)):
+                self._write(piece.stream, unfinished)
+        else:
+            self._write(piece.stream, b"\n" + line)
 
     def _tell(self, piece: Piece) -> None:
         """Show what the worker does before the start, or the job's ports. In a pipe, a pull of an image is one line in
@@ -144,7 +155,10 @@ class Progress:
             self._draw()
 
     def tick(self) -> None:
-        """Redraw the progress line with the time that has passed, if the line is there."""
+        """Write labelled lines that stay unfinished, and redraw the progress line, if it is there, with the time that
+        has passed."""
+        for name, text in self._labelled.overdue() if self._labelled is not None else ():
+            self._write(name, text)
         if self._drawn:
             self._draw()
 

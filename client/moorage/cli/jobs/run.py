@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
 from moorage.cli.framework.exit_codes import exit_code_of_result
-from moorage.cli.framework.interrupts import AGAIN_S, detachable
+from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
-from moorage.cli.jobs.acceptance import say_interrupted, tell_warnings
+from moorage.cli.jobs.acceptance import say_interrupted, say_stdin, tell_warnings
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
@@ -22,6 +22,7 @@ from moorage.client.login import who
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.follow.output import Joiner
     from moorage.client.follow.result import Result
     from moorage.client.follow.watch import Watch
     from moorage.schemas.job import Request
@@ -61,10 +62,11 @@ def run(
             if options.json:
                 emit(job.accepted)
             tell_warnings(job.accepted)
+            say_stdin()
 
         def detach() -> bool:
             if submitted:
-                return _say_detached(job_id, cancels=True)
+                return _say_detached(job_id, cancels=was_ctrl_c())
             say_interrupted([job_id])
             return False
 
@@ -153,13 +155,22 @@ async def _kept(
     *,
     labelled: bool,
 ) -> int:
+    from moorage.client.follow.output import Joiner, newest_attempts
+
     progress = Progress(job, quiet=options.json, labelled=labelled)
-    async for piece in client.job(job).logs(follow=False, tail=tail, replica=replica, attempt=attempt):
+    joiner, given = Joiner(client, job, tail), 0
+    async for piece in joiner.kept_of(newest_attempts(await client.job(job).show()), replica, attempt):
+        given += 1
         if options.json:
             emit(piece)
         else:
             progress.output(piece)
     progress.close()
+    tell_cuts(joiner)
+    if joiner.trouble is not None and not given:
+        raise joiner.trouble
+    if joiner.trouble is not None:
+        say(f"warning[{joiner.trouble.code}]: {joiner.trouble.problem.message}")
     return 0
 
 
@@ -245,17 +256,29 @@ def tell_missing(watch: Watch, *, asked_for: bool) -> None:
     joiner = watch.joiner
     if joiner is None:
         return
-    for replica, attempt, stream in sorted(joiner.truncated, key=str):
-        name = f"std{stream} of replica {replica}, attempt {attempt}"
-        say(
-            f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows, or the worker's "
-            "disk was full; the rest of the output was not stored"
-        )
+    tell_cuts(joiner)
     trouble = joiner.trouble
     if trouble is not None and asked_for:
         tell_error(trouble.problem, trouble.fixes)
     elif trouble is not None:
         say(f"warning[{trouble.code}]: {trouble.problem.message}")
+
+
+def tell_cuts(joiner: Joiner) -> None:
+    """Print of which streams the worker did not store all."""
+    for replica, attempt, stream in sorted(joiner.truncated, key=str):
+        name = f"std{stream} of replica {replica}, attempt {attempt}"
+        dropped = joiner.truncated[replica, attempt, stream]
+        if dropped:
+            say(
+                f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows: its beginning and "
+                f"its end are stored, {dropped} bytes between them are dropped"
+            )
+        else:
+            say(
+                f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows, or the worker's "
+                "disk was full; the rest of the output was not stored"
+            )
 
 
 async def _tick(progress: Progress) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LIMIT_MAX: Final = 1000
 #: replicas whose workers are asked for their ports
 PORTS_ROWS_MAX: Final = 64
+#: most replicas whose workers are asked whether they kept all of the output, and how long `show` waits for that
+CUT_ROWS_MAX: Final = 4
+CUT_S_MAX: Final = 1.0
 
 
 def show(
@@ -50,6 +53,8 @@ def show(
             answer = await client.answer("show", {"job": name})
             if ports := await _ports_of(client, name, answer.data):
                 answer.data["ports"] = ports
+            if cuts := await _cuts_of(client, name, answer.data):
+                answer.data["output_cuts"] = cuts
             return answer
 
         options.show_each(await ask_each(client, jobs, ask), _show)
@@ -74,6 +79,44 @@ async def _ports_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict
             if row["state"] == RUNNING and (ports := await client.job(job).ports(row["replica"])):
                 found[str(row["replica"])] = {str(own): where for own, where in ports.items()}
     return found
+
+
+async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[str, int | None]:
+    """Ask the workers of which streams they did not keep all: the number of bytes that are missing, None if it is not
+    known. Nothing is said of workers that do not answer soon."""
+    import asyncio
+
+    from moorage.client.errors import ClientError
+    from moorage.client.follow.output import STREAMS, newest_attempts, read_page
+    from moorage.schemas.frames import StreamName
+
+    found: dict[str, int | None] = {}
+
+    async def ask(replica: int, attempt: int | None, stream: StreamName) -> None:
+        with contextlib.suppress(ClientError):
+            page = await read_page(client, job, replica, attempt, stream, -1, 1)
+            if page.truncated:
+                found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
+
+    if data.get("worker"):
+        newest = [each for each in list(newest_attempts(data).items())[:CUT_ROWS_MAX] if each[1] != 0]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_S_MAX):
+                await asyncio.gather(
+                    *(
+                        ask(replica, attempt, stream)
+                        for replica, attempt in newest
+                        if attempt != 0
+                        for stream in STREAMS
+                    )
+                )
+    return dict(sorted(found.items()))
+
+
+def _cuts(data: dict[str, Any]) -> str:
+    cuts = data.get("output_cuts", {})
+    words = (f"{name}{'' if count is None else f' lacks {count} bytes in its middle'}" for name, count in cuts.items())
+    return f"cut by output_cap_bytes, or by a full disk: {', '.join(words)}" if cuts else ""
 
 
 def _ports(data: dict[str, Any]) -> str:
@@ -117,6 +160,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
                 ("guest", guest_words(data)),
                 ("ports", _ports(data)),
+                ("output", _cuts(data)),
                 ("code", code_cell(data.get("code"))),
                 ("why", data.get("why")),
                 ("kept", _kept(data)),

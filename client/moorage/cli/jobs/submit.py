@@ -10,7 +10,7 @@ from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.files import cannot_read, read_within
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.jobs.acceptance import say_accepted, say_interrupted
+from moorage.cli.jobs.acceptance import say_accepted, say_interrupted, say_stdin
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def submit(
 
             async def one(client: AsyncClient) -> int | None:
                 chosen = await offered(client.plan, flags, command, request)
+                say_stdin()
                 return await _one(client, await with_files(client, flags, chosen), options)
 
             return with_client(options, one)

@@ -68,6 +68,15 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     simulate = held.simulate or settle("worker", WorkerSettings, file=file)["simulate"].value
     _check_fleet(simulate)
     folder = home(held.data)
+    if not _is_text(str(folder)):
+        from moorage.client.errors import rejected
+
+        raise rejected(
+            "invalid-argument",
+            f"the state folder {str(folder)!r} has a name that is not UTF-8, and the server's settings must be text",
+            found=ascii(str(folder)),
+            next="run it in another folder, or name one with --data",
+        )
     from moorage.cli.local.local_node import Node
 
     if restore is not None and not os.access(restore, os.R_OK):
@@ -76,6 +85,11 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     node = Node(folder, simulate or "", held.port, options, restore, given)
     with _only_one(folder):
         return await node.run()
+
+
+def _is_text(name: str) -> bool:
+    """Return whether the name of a file is UTF-8: Python reads other bytes as surrogates, which no text has."""
+    return name.isascii() or not any("\udc80" <= char <= "\udcff" for char in name)
 
 
 def _file_here() -> Path | None:

@@ -28,8 +28,9 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     """A piece of output: the bytes from `offset` up to `next` of one stream of a replica's attempt.
 
     `text` is the decoded output; bytes that are not UTF-8 are replaced in it, and `data` then has the raw bytes. `end`
-    marks the last piece of a stream. A piece with `note` or `ports` is not output: `note` says what the worker does
-    before the start, `ports` has the addresses of a container's ports.
+    marks the last piece of a stream. `dropped` bytes of the stream right before this piece were not kept by the worker,
+    because the stream is longer than `output_cap_bytes`. A piece with `note` or `ports` is not output: `note` says what
+    the worker does before the start, `ports` has the addresses of a container's ports.
     """
 
     replica: int
@@ -42,6 +43,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     data: bytes | None = None
     note: str = ""
     ports: dict[str, str] = {}
+    dropped: int = 0
 
     @property
     def is_output(self) -> bool:
@@ -85,7 +87,7 @@ async def read_page(
 def piece_of(page: LogPage) -> Piece:
     """Return a page as a piece. Its `end` is false if the stored output was cut off there."""
     text = page.text if page.data is None else page.data.decode(errors="replace")
-    end = page.over and not page.truncated
+    end = page.over and (not page.truncated or page.cut_to > 0)
     return Piece(page.replica, page.attempt, page.stream, page.offset, text, end, page.next, page.data)
 
 
@@ -130,7 +132,7 @@ class _Stream:
 
     def take(self, page: LogPage, begin: int) -> Piece:
         """Note that a page was read, and return the part of it from the offset `begin` on, to be yielded."""
-        if page.truncated:
+        if page.truncated and not page.cut_to:
             self.cut_at = page.size
         piece = piece_of(page)
         self.at = max(self.at or 0, page.next)
@@ -142,13 +144,15 @@ class Joiner:
     """Joins stored and new output: it tracks how far each stream was yielded, and reads what is missing in between.
 
     If `tail` is not None, only the last `tail` lines of the stored output are yielded. `lost` counts the missing bytes
-    that no worker keeps; `trouble` is the first error. An error with an attempt no longer counts once a later attempt
-    of the same replica has output: perhaps the first one never ran, because its worker died.
+    that no worker keeps. `truncated` has the streams of which the worker did not keep all, each with the number of
+    bytes that are missing in the middle; 0 if all after some byte are missing. `trouble` is the first error. An error
+    with an attempt no longer counts once a later attempt of the same replica has output: perhaps the first one never
+    ran, because its worker died.
     """
 
     def __init__(self, client: Reads, job: str, tail: int | None = None) -> None:
         self.lost = 0
-        self.truncated: set[_Key] = set()
+        self.truncated: dict[_Key, int] = {}
         self._client = client
         self._job = job
         self._tail = tail
@@ -237,8 +241,12 @@ class Joiner:
                 stream.at = begin
                 continue
             if page.truncated:
-                self.truncated.add(key)
-            piece = stream.take(page, begin)
+                self.truncated[key] = page.cut_to - page.cut_from
+            dropped = page.offset - offset if 0 <= offset < page.offset else 0
+            if until is not None and page.offset >= until:  # all before the new piece is gone: the caller counts it
+                return
+            self.lost += dropped
+            piece = msgspec.structs.replace(stream.take(page, begin), dropped=dropped)
             if piece.text or piece.end:
                 yield piece
             if page.next == page.offset or page.next >= page.size or page.over:
@@ -257,9 +265,12 @@ class Joiner:
             if not left or page.offset == 0:
                 return page.offset + end + 1
             before = max(page.offset - LOG_PAGE_BYTES_MAX, 0)
+            behind = page.offset
             page = await read_page(
-                self._client, self._job, page.replica, page.attempt, page.stream, before, page.offset - before
+                self._client, self._job, page.replica, page.attempt, page.stream, before, behind - before
             )
+            if page.offset > before:  # what is before was not kept
+                return min(page.offset, behind)
             text = _bytes_of(piece_of(page))
             end = len(text)
 
@@ -275,7 +286,9 @@ def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
     for change in shown.get("changes", ()):  # the job is no longer in the scheduler's memory
         if change["replica"] >= 0:
             newest[change["replica"]] = max(newest.get(change["replica"]) or 0, change["attempt"])
-    return newest or {0: None}
+    # `show` has the last transitions only, if they are many: for the other replicas the scheduler finds the attempt
+    every: dict[int, int | None] = dict.fromkeys(range(shown.get("request", {}).get("replicas", 1)))
+    return every | newest
 
 
 def _bytes_of(piece: Piece) -> bytes:

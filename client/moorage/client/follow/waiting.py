@@ -10,7 +10,7 @@ from moorage.bus.transport import Delivery
 
 
 class Waiting:
-    """A wait that `wake` ends; at most one task waits at a time. Not thread-safe."""
+    """A wait that `wake` ends; at most one task waits at a time, or the second gets a RuntimeError. Not thread-safe."""
 
     __slots__ = ("_awaited", "_silences", "_waits")
 
@@ -36,6 +36,10 @@ class Waiting:
         return await self._wait(self._silences, at_most_s)
 
     async def _wait(self, waits: Answers, at_most_s: float) -> bool:
+        if self._awaited is not None:
+            raise RuntimeError(
+                "another task reads this watch already, and each item goes to one task: open two watches"
+            )
         token, self._awaited = waits.open("", at_most_s)
         try:
             await self._awaited

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Final, Literal
 
@@ -15,7 +14,7 @@ from moorage.schemas.capabilities import driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, Output, StreamName
-from moorage.schemas.job import RUNNING, TERMINAL
+from moorage.schemas.job import RUNNING
 
 #: how long to wait for the end of the output after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
@@ -135,14 +134,13 @@ class Watch:
     async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
         """Yield events and, if asked for, output until the job ends, for at most `timeout_s` seconds.
 
-        None means no time limit. Raises `TimedOut`, `NotFound`, `NoScheduler`, `NotPermitted`.
+        None means no time limit. Raises `TimedOut`, `NotFound`, `NoScheduler`, `NotPermitted`, and RuntimeError if
+        another task iterates over this watch at the same time: each item would go to only one of them.
         """
-        following, grace_s = self._following, OUTPUT_GRACE_S
+        following = self._following
         for event in await following.begin(timeout_s):
             await self._note_streams(event)
             yield event
-            if event.state in TERMINAL and event.changes:  # the last output may still be on its way
-                grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
         if self.joiner is not None and following.to_submit is None:
             async for piece in self._past(self.joiner):
                 yield piece
@@ -154,7 +152,7 @@ class Watch:
             async for piece in self._joined(item):
                 yield piece
         if self._output:
-            async for piece in self._rest(grace_s):
+            async for piece in self._rest():
                 yield piece
 
     async def _note_streams(self, event: Event) -> None:
@@ -182,10 +180,9 @@ class Watch:
         async for each in self.joiner.joined(piece):
             yield each
 
-    async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
+    async def _rest(self) -> AsyncIterator[Piece]:
         """Yield output that arrives after the job's last event. With `past`, missing output is read from the worker."""
-        if self.joiner is not None:
-            grace_s = min(grace_s, KEPT_GRACE_S)
+        grace_s = OUTPUT_GRACE_S if self.joiner is None else KEPT_GRACE_S
         ends_s = asyncio.get_running_loop().time() + grace_s
         while True:
             for item in self._following.taken():

@@ -70,7 +70,7 @@ def read_capacities(tflops_file: str) -> Mapping[str, float]:
             raw = file.read(FILE_BYTES_MAX + 1)
         if len(raw) > FILE_BYTES_MAX:
             raise _bad(path, f"is larger than {FILE_BYTES_MAX} bytes")
-        said = tomllib.loads(raw.decode())
+        said = tomllib.loads(raw.decode("utf-8-sig"))
     except OSError as error:
         raise _bad(path, f"cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

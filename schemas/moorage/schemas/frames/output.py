@@ -108,8 +108,9 @@ class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     """A page of output: the bytes from `offset` up to `next`, which is where the next page begins.
 
     - The bytes are in `text` if they are UTF-8, else in `data` (base64 in JSON).
-    - `size` is how many bytes of the stream are kept now. `truncated` says that the worker did not keep what came after
-      them.
+    - `size` is the offset behind the last byte that is kept now. `truncated` says that the worker did not keep all: the
+      bytes from `cut_from` up to `cut_to` are missing; if both are 0, those after `size`. A page that is asked for at
+      a missing byte begins at `cut_to`.
     - `over`: the stream has ended, and this page goes up to its end.
     - `attempt` 0: the replica has not been placed yet.
     - `ports`: by the container's own ports, where each is reached (`address:port`) while it runs.
@@ -128,3 +129,5 @@ class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     worker: str = ""
     v: int = VERSION
     ports: dict[str, str] = {}
+    cut_from: _Count = 0
+    cut_to: _Count = 0

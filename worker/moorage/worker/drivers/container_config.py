@@ -16,12 +16,12 @@ import msgspec
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS, Device
 from moorage.schemas.job import Request
+from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wanted, range_of
 from moorage.worker.environment import (
-    MPS_DIRECTORIES,
     START_FAILED,
     HostAtFault,
     JobEnvironment,

@@ -71,11 +71,8 @@ class _Stream(OutputPump):
         self.seen_bytes, self.written_bytes, self.dropped_bytes = (
             mark.seen_bytes, mark.written_bytes, mark.dropped_bytes,
         )  # fmt: skip
-        if mark.written_bytes and not mark.dropped_bytes:
-            with contextlib.suppress(OSError):  # the file was deleted meanwhile: the next piece makes it again
-                self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                os.ftruncate(self._file, mark.written_bytes)  # bytes written after the last mark come again
-                os.lseek(self._file, 0, os.SEEK_END)
+        if mark.written_bytes:
+            self._go_on()
 
     def again(self) -> None:
         """Prepare to read the log again from a time before the mark."""

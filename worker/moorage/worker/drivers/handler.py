@@ -16,7 +16,7 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -303,6 +303,16 @@ class HandlerDriver(Driver):
                 run.timeout_s, self._ask_to_stop, running, run.grace_s, "timeout", "timeout"
             )
 
+    def _await(self, running: _Running, work: Awaitable[object]) -> None:
+        """Await in the event loop what a function has returned: it is async, but a decorator or a lambda hides that."""
+        if running.reason:  # it was asked to stop before
+            if inspect.iscoroutine(work):
+                work.close()
+            self._over(running, CODE_ENDED, running.reason)
+            return
+        running.work = asyncio.get_running_loop().create_task(contained(work), name=f"handler {running.context.job}")
+        running.work.add_done_callback(lambda done: self._returned(running, done))
+
     # -- stopping
 
     def _ask_to_stop(self, running: _Running, grace_s: float, reason: str, why: str) -> None:
@@ -339,8 +349,11 @@ class HandlerDriver(Driver):
 
     def _returned(self, running: _Running, work: asyncio.Future[object]) -> None:
         if self._closed:
-            if not work.cancelled():
-                work.exception()  # retrieved, so that the loop does not warn about it
+            if not work.cancelled() and work.exception() is None and inspect.iscoroutine(left := work.result()):
+                left.close()  # or Python warns that nobody awaited it
+            return
+        if not work.cancelled() and work.exception() is None and inspect.isawaitable(value := work.result()):
+            self._await(running, value)
             return
         error: BaseException | None = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None and isinstance(exited := work.result(), Exited):

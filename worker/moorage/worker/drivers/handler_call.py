@@ -11,7 +11,8 @@ import msgspec
 
 from moorage.worker.handler_context import HandlerContext
 
-#: a coroutine function, or a plain one for a thread; its result is bytes, text, a JSON value, or None
+#: a coroutine function, or a plain one for a thread; its result is bytes, text, a JSON value, None, or an awaitable of
+#: one of these, which is awaited in the event loop
 Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerContext], object]
 
 

@@ -17,6 +17,7 @@ import csv
 import random
 import re
 import uuid
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -198,7 +199,7 @@ def load_hosts(path: Path) -> list[SimulatedHost]:
         raise ValueError(f"{path.name} has more than {FILE_BYTES_MAX} bytes")
     decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
     try:
-        fleet = decode(text, type=_Fleet)
+        fleet = decode(text.removeprefix(BOM_UTF8), type=_Fleet)
     except ValueError as error:  # msgspec's errors, and those of text that is not UTF-8
         raise ValueError(f"{path.name} is not the file of a fleet: {error}") from None
     hosts: list[SimulatedHost] = []

@@ -115,6 +115,11 @@ def why_not(child: Child, stage: str, number: int) -> str:
         return f"no folder {cwd}" if is_absent else f"folder {cwd}: {os.strerror(number)}"
     if stage != "exec":
         return os.strerror(number)
+    if number == errno.ENOEXEC:
+        return (
+            f"{program} has no first line as #!/bin/sh, or is for another processor; a script of a shell runs as"
+            f" sh {program}"
+        )
     if not is_absent:
         return f"{program}: {os.strerror(number)}"
     if b"/" in child.argv[0]:
@@ -123,7 +128,7 @@ def why_not(child: Child, stage: str, number: int) -> str:
             if child.argv[0].startswith(b"/")
             else f"in {cwd} (--with brings files there, --cwd names another folder)"
         )
-        why = f"no {program} {where}, or not what its first line names"
+        why = f"no {program} {where}, or not what its first line names (without CR LF)"
     else:
         why = f"no program {program} in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
     if len(child.argv) == 1 and b" " in child.argv[0]:

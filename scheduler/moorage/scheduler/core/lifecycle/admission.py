@@ -24,7 +24,7 @@ from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.scheduler.core.records import REQUEST_LEVEL, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
-from moorage.schemas import reasons
+from moorage.schemas import reasons, reserved_variables
 from moorage.schemas.codec import (
     NESTING_MAX,
     REQUEST_BYTES_MAX,
@@ -231,6 +231,10 @@ class Admission:
                 return _refused(event, late, f"{late.code}: {late.message}")
         if part:
             warnings.append(f"{PART_OF}: {part}")
+        if request.workload.env:
+            gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
+            if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):
+                warnings.append(dropped)
         return NewJob(event, warnings)
 
     def _too_new(self, event: Submit) -> Problem | None:

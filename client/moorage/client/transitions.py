@@ -1,0 +1,50 @@
+"""Read all transitions of a job that has ended. `show` answers with the last ones only if they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from moorage.client.errors import NoOutput, NotFound, Rejected
+from moorage.client.follow.story import changes_of
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import Change
+
+if TYPE_CHECKING:
+    from moorage.client.follow.ports import Reads
+
+
+async def last_attempts(client: Reads, job: str, shown: Mapping[str, Any], replicas: int) -> dict[int, Change]:
+    """Return the last transition with a fence of each replica; `shown` is the answer of `show` about the job.
+
+    If `show` does not have all of them, the history is read page by page. A replica that was never placed is missing in
+    the result. Raises `NoOutput` if the history no longer has the transitions of a replica, and `Unreachable`.
+    """
+    changes = {change.rev: change for change in changes_of(shown)}
+    rev = shown.get("rev", 0)
+    after, more = 0, len(_by_replica(changes)) < replicas and len(changes) < rev
+    while more:
+        try:
+            page = await client.read("history", {"job": job, "after_rev": after})
+        except (NotFound, Rejected):  # expired, or a scheduler without history
+            break
+        told = changes_of(page)
+        changes |= {change.rev: change for change in told}
+        more = page["more"] and bool(told)
+        after = told[-1].rev if told else after
+    found = _by_replica(changes)
+    if len(found) < replicas and (len(changes) < rev or not rev):
+        raise NoOutput(
+            problem(
+                "not-kept",
+                f"the attempts of {replicas - len(found)} of the {replicas} replicas of job {job} are no longer known:"
+                " its history is gone, or a part of it",
+                job=job,
+                next="the setting history_keep of the scheduler says how long it is kept",
+            )
+        )
+    return found
+
+
+def _by_replica(changes: Mapping[int, Change]) -> dict[int, Change]:
+    return {changes[rev].replica: changes[rev] for rev in sorted(changes) if changes[rev].fence}

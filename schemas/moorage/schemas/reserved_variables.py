@@ -1,0 +1,47 @@
+"""The variables of a job that moorage sets itself. A request's own value for one of them is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+#: the variables that tell an MPS client the daemon's directories
+MPS_DIRECTORIES: Final = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+#: names that decide which devices a job sees or shares
+RESERVED: Final = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "NVIDIA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "ZE_AFFINITY_MASK",
+        "ZE_ENABLE_PCI_ID_DEVICE_ORDER",
+        "ZE_FLAT_DEVICE_HIERARCHY",
+        *MPS_DIRECTORIES,
+    }
+)
+RESERVED_PREFIX: Final = "MOORAGE_"
+#: names that a gang's replicas get, so that they find each other
+OF_GANGS: Final = frozenset({"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+#: code of the warning about them
+WARNING: Final = "reserved-variable"
+_NAMED_MAX: Final = 8
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a request cannot set this variable, whatever else it asks for."""
+    return name in RESERVED or name.startswith(RESERVED_PREFIX)
+
+
+def warning_of(names: Iterable[str], *, gang: bool) -> str:
+    """Return the warning about those of a request's variables that are dropped; "" if none is."""
+    dropped = sorted(name for name in names if is_reserved(name) or (gang and name in OF_GANGS))
+    if not dropped:
+        return ""
+    more = f" and {len(dropped) - _NAMED_MAX} more" if len(dropped) > _NAMED_MAX else ""
+    named = ", ".join(dropped[:_NAMED_MAX]) + more
+    if len(dropped) == 1:
+        return f"{WARNING}: {named} is set by moorage; the request's value is dropped"
+    return f"{WARNING}: {named} are set by moorage; the request's values are dropped"
