@@ -101,10 +101,6 @@ def states() -> str:
     parts.append(
         "\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
     )
-    parts.append("\n```mermaid\nstateDiagram-v2\n    [*] --> QUEUED\n")
-    for state, targets in TRANSITIONS.items():
-        parts += [f"    {state} --> {target}\n" for target in sorted(targets) or ["[*]"]]
-    parts.append("```\n")
     return "".join(parts)
 
 

@@ -32,7 +32,7 @@ HERE: Final = "terminal 2"
 GOPATH: Final = "/usr/share/gocode"
 GO_PACKAGES: Final = {"nats.go": "github.com/nats-io/nats.go"}
 #: kinds of blocks that are shown for the eye alone
-SHOWN: Final = {"mermaid", "help"}
+SHOWN: Final = {"help"}
 #: commands that change nothing: what they show may take a moment to come, and a scheduler to answer them
 LOOKS: Final = tuple(f"moorage {verb}" for verb in ("show", "ls", "explain", "fleet"))
 #: of the tests' own variables: what the commands of a page find things by

@@ -165,7 +165,8 @@ def test_of_any_stream_each_page_has_the_bytes_that_it_names(tmp_path: Path, see
     stream.close()
     if not data:
         return
-    kept, offset = {}, 0
+    kept: dict[int, int] = {}
+    offset = 0
     while True:
         page = page_in(path, offset)
         kept |= dict(enumerate(raw(page), page.offset))
