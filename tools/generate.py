@@ -20,7 +20,7 @@ from moorage.schemas.job import Request
 from tools import lab_notes, reference_pages
 from tools.examples_of_frames import EXAMPLES
 from tools.protocol_page import protocol
-from tools.python_page import python_api
+from tools.python_page import extending, python_api
 from tools.readme_figures import README, readme
 from tools.sync_twin import TARGET, sync_twin
 
@@ -46,6 +46,7 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "cli.md": HEAD + reference_pages.command(),
         DOCS / "reference" / "permissions.md": HEAD + reference_pages.permissions(),
         DOCS / "reference" / "python.md": HEAD + python_api(),
+        DOCS / "reference" / "extending.md": HEAD + extending(),
         DOCS / "reference" / "settings.md": HEAD + reference_pages.settings(),
         DOCS.parent / "bench" / "notes" / "README.md": HEAD + lab_notes.listed(),
         DOCS / "examples" / "moorage.toml": example_file(),
