@@ -122,7 +122,7 @@ class Engine:
         """Create all parts that are derived from the state and the fleet; the ledger holds nothing of them."""
         state, config = self.state, self.config
         self.fleet = Fleet()
-        self.queue = Queue()
+        self.queue = Queue(self.fleet.tell_apart)
         reader = RequestReader(self.fleet)
         self.requests, self.shapes, self.read = reader.requests, reader.shapes, reader.read
         self.request_of, self.priority_of, self.workload_of = reader.request_of, reader.priority_of, reader.workload_of
@@ -455,10 +455,8 @@ class Engine:
         if tenant in self.fleet.named:
             event.shape = self.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
-        if shape.requires:
-            self.fleet.tell_apart(shape.requires)
-        if shape.device_ids:
-            self.fleet.tell_devices_apart(shape.device_ids)
+        if shape.requires or shape.device_ids:
+            self.fleet.tell_apart(shape)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             flight.reply_submit(event, outcome)
@@ -598,3 +596,5 @@ class Engine:
                     host.closed = worker.flag != "open"
                     self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens
                     self.fleet.refresh(host)
+        for group in self.queue.groups.values() if flight.joined else ():
+            self.fleet.tell_apart(group.shape)

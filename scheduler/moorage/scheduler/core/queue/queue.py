@@ -79,7 +79,9 @@ class Queue:
     first entry of a group must check that its replica still waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, new_shape: Callable[[Shape], None] | None = None) -> None:
+        #: called with the shape of each new group, before it is asked where that fits
+        self._new_shape = new_shape
         self.groups: dict[_Name, Group] = {}
         self.by_tenant = False  # every tenant has groups of its own
         self._apart: set[str] = set()
@@ -104,6 +106,8 @@ class Queue:
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = Group(priority, shape, key[2])
+            if self._new_shape is not None:
+                self._new_shape(shape)
         if group.verdict.waits is not Waits.NO_ROOM:
             group.verdict = VOID  # the added job may have a shorter time limit
         entries = group.entries

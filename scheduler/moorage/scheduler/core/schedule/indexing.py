@@ -88,10 +88,7 @@ class Indexing:
         out.
         """
         shape = self.shape_of(job)
-        if shape.requires:
-            self.fleet.tell_apart(shape.requires)
-        if shape.device_ids:
-            self.fleet.tell_devices_apart(shape.device_ids)
+        self.fleet.tell_apart(shape)
         waiting = [replica for replica in job.replicas if replica.state == QUEUED]
         put_off_ms = self.put_off.get(job.num, 0) if self.put_off else 0
         for replica in waiting[:1] if shape.together > 1 else waiting:
