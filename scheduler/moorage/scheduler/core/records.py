@@ -153,5 +153,7 @@ KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2
 #: the level from which attempts have their own folders, and `cwd` null means that folder instead of /
 FOLDER_LEVEL: Final = 2
+#: the level from which the GPU usage of jobs that leave memory is summed
+USAGE_LEVEL: Final = 2
 #: the level for request fields that releases before 0.3 do not know (see `admission`), and so for guests
 REQUEST_LEVEL: Final = 2

@@ -155,6 +155,7 @@ class Job:
         "kept",
         "key",
         "ledger",
+        "lingering",
         "live",
         "master",
         "name",
@@ -191,6 +192,8 @@ class Job:
         self.replicas: tuple[Replica, ...] = ()
         self.rev = 1
         self.held = 0  # number of members that hold devices, including ended attempts
+        #: those of ended attempts, in the order of their ends; None for none yet
+        self.lingering: dict[Member, None] | None = None
         self.over = False  # no further step is possible
         self.started = False  # whether any replica has ever run
         self.gang = int(GangPhase.NONE)
@@ -230,6 +233,14 @@ class Job:
         if self.resizes:
             row = hash((row, self.resizes))
         return hash((row, self.avoid)) if self.avoid else row
+
+    @property
+    def members(self) -> list[Member]:
+        """The members that hold devices for the job, first of current attempts, then of ended ones."""
+        if not self.held:
+            return []
+        own = [replica.member for replica in self.replicas if replica.member is not None]
+        return [*own, *self.lingering] if self.lingering else own
 
     @property
     def part(self) -> tuple[int, int] | None:

@@ -139,7 +139,10 @@ class Tally:
 
     def add_leaving(self, job: Job, last: int) -> None:
         """Count the transitions that leave memory when the history holds a job's story up to the revision `last`."""
-        count = rows_that_leave(job, last)
+        self.add_oldest(job, rows_that_leave(job, last))
+
+    def add_oldest(self, job: Job, count: int) -> None:
+        """Count the oldest `count` transitions of a job, which leave memory; others stay."""
         if count:
             self._count(job, spans(job, job.story[count][AT_MS]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moorage.scheduler.core.records import USAGE_LEVEL
 from moorage.scheduler.core.state import (
     REV,
     STORY_MAX,
@@ -13,9 +14,10 @@ from moorage.scheduler.core.state import (
     Replica,
     State,
     Tenant,
-    Transition,
     Worker,
 )
+from moorage.scheduler.core.usage import Tally
+from moorage.schemas.codec import decode_request
 
 
 class FoldError(Exception):
@@ -83,25 +85,36 @@ class Folding:
         """Return a job after adding an act on it to its story, as a revision of its own."""
         job = self.job(num, "acts on")
         job.rev += 1
-        self.add_transition(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
+        job.story.append((job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
         self.out.jobs[num] = job
         return job
 
-    def add_transition(self, job: Job, transition: Transition) -> None:
-        story = job.story
-        if len(story) >= STORY_PART:
-            self.note_long_story(job)
-        story.append(transition)
-
     def note_long_story(self, job: Job) -> None:
-        """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time."""
+        """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time.
+
+        To be called after the record's steps: what is dropped is counted as used, and that needs the story to end where
+        the job's members are.
+        """
         story, replicas = job.story, len(job.replicas)
-        if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
-            oldest, written = len(story) // 4, job.parts[-1][2] if job.parts else 0
+        most = STORY_MAX + STORY_MAX_REPLICA * replicas
+        if len(story) >= most:
+            oldest, written = len(story) - most * 3 // 4, job.parts[-1][2] if job.parts else 0
             self.out.dropped += sum(row[REV] > written for row in story[:oldest])
+            if self.format >= USAGE_LEVEL:
+                self._count_usage(job, oldest)
             del story[:oldest]
         if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
             self.out.long[job.num] = job
+
+    def _count_usage(self, job: Job, oldest: int) -> None:
+        """Add to the sums what the oldest transitions of a job used, because they leave memory."""
+        tally = Tally(self.state, self.time, lambda job: decode_request(job.body))
+        tally.add_oldest(job, oldest)
+        usage = self.state.usage
+        before = usage.row
+        for key, sums in tally.sums():
+            usage.add(*key, sums)
+        self.state.digest = (self.state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
 class Checking:

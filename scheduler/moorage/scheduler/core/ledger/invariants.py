@@ -65,6 +65,8 @@ def validate(state: State) -> None:
         _validate_job(state, job)
         if job.held != held.get(job.num, 0):
             raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
+        if len(job.members) != job.held:
+            raise Broken(f"job {job.name} counts {job.held} members, but lists {len(job.members)}")
         ended += job.over
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")

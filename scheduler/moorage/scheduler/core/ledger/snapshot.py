@@ -321,6 +321,10 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
             tenant.rate_milli += fairshare.rate_of(member)
         if own:
             replica.member = member
+        else:
+            if replica.job.lingering is None:
+                replica.job.lingering = {}
+            replica.job.lingering[member] = None
 
 
 def _load_health(state: State, found: _Snapshot) -> None:
