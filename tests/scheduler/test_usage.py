@@ -152,7 +152,7 @@ def test_a_span_that_began_before_memory_does_counts_from_where_memory_begins() 
     replicas = [SimpleNamespace(index=index, attempt=1, member=None) for index in range(2)]
     story = [row(5, 1_000, 1, CLAIMED), row(6, 4_000, 0, SUCCEEDED), row(7, 6_000, 1, SUCCEEDED)]
     found = list(spans(cast(Any, SimpleNamespace(story=story, replicas=replicas)), 9_000))
-    assert [span for span in found if span[3] > span[2]] == [(7, 3, 1_000, 4_000), (7, 3, 1_000, 6_000)]
+    assert [span for span in found if span[4] > span[3]] == [(7, 3, 0, 1_000, 4_000), (7, 3, 0, 1_000, 6_000)]
 
 
 def test_a_run_counts_in_each_hour_that_it_is_in_and_after_it_has_left_memory() -> None:

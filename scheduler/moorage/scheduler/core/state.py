@@ -125,6 +125,18 @@ class Window(NamedTuple):
         return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
+class Pool(NamedTuple):
+    """The devices that a worker had up to a join: those of the attempts placed by a record before `until`."""
+
+    until: int  # sequence of the record with that join
+    devices: list[dict[str, Any]]  # as in a hello; empty if they are forgotten
+    simulated: bool
+
+
+#: how many earlier inventories of a worker are known; beyond it the devices of the oldest are forgotten
+POOLS_MAX: Final = 16
+
+
 #: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request
 REPLICAS_APIECE: Final = 16
 BYTES_APIECE: Final = 8 * 1024
@@ -389,6 +401,7 @@ class Worker:
         "boot",
         "by",
         "flag",
+        "former",
         "hello",
         "id",
         "joined_ms",
@@ -421,6 +434,7 @@ class Worker:
         self.left_ms = 0  # soft: when its last session ended; 0 if unknown
         self.left_why = ""  # soft: why its last session ended
         self.hello: dict[str, Any] = {}
+        self.former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
         self.flag = "open"
         self.by = ""
         self.quarantined = 0  # slot mask: devices that were not free after a job ended
@@ -436,6 +450,13 @@ class Worker:
     def in_json(self) -> bool:
         """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
         return "json" in self.hello
+
+    def pool_at(self, fence: int) -> Pool:
+        """Return the devices to which the slots of an attempt with this fence belong."""
+        for pool in self.former:
+            if fence < pool.until:
+                return pool
+        return Pool(0, self.hello.get("gpu_pool", []), bool(self.hello.get("simulated", False)))
 
     @property
     def lost_ms(self) -> int:

@@ -20,6 +20,7 @@ from moorage.scheduler.core.state import (
     Ailment,
     Job,
     Member,
+    Pool,
     Replica,
     StandingOrder,
     State,
@@ -74,6 +75,7 @@ class _Worker(msgspec.Struct, array_like=True):
     # job number, replica, attempt, fence, mask, mode as in `records.placing`, phase, whether it is the current attempt,
     # rate
     members: list[list[int]]
+    former: list[Pool] = []
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -143,6 +145,7 @@ def dump(state: State) -> bytes:
                 for m in w.members.values()
                 for r in (m.replica,)
             ],
+            list(w.former),
         )
         for w in state.worker_by_num
     ]  # fmt: skip
@@ -305,7 +308,7 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
     worker = Worker(number, row.id, row.machine)
     worker.boot, worker.n, worker.no, worker.session = row.boot, row.n, row.no, row.session
     worker.joined_ms, worker.hello, worker.flag, worker.by = row.joined_ms, row.hello, row.flag, row.by
-    worker.quarantined = row.quarantined
+    worker.quarantined, worker.former = row.quarantined, tuple(row.former)
     state.workers[row.id] = worker
     state.worker_by_num.append(worker)
     for num, index, attempt, fence, mask, mode, phase, own, *rate in row.members:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.state import POOLS_MAX, Pool, Worker
 from moorage.scheduler.core.state import Window as WorkerWindow
-from moorage.scheduler.core.state import Worker
 
 
 class OfWorker(Act):
@@ -63,6 +63,11 @@ class Join(OfWorker, tag="join"):
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
         before = worker.hello.get("gpu_pool", [])
+        if worker.hello and _devices(worker.hello) != _devices(self.hello):
+            former = (*worker.former, Pool(folding.seq, before, bool(worker.hello.get("simulated", False))))
+            if len(former) > POOLS_MAX:  # attempts of either of the two oldest are on devices that are forgotten
+                former = (Pool(former[1].until, [], False), *former[2:])
+            worker.former = former
         worker.boot, worker.n, worker.session, worker.no, worker.hello = (
             self.boot, self.n, self.session, self.no, self.hello,
         )  # fmt: skip
@@ -73,6 +78,12 @@ class Join(OfWorker, tag="join"):
             same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
             if not same:
                 _forget_ailments(worker, 1 << slot)
+
+
+def _devices(hello: dict[str, Any]) -> tuple[object, list[tuple[object, ...]]]:
+    """Return what is told about the devices of an attempt: whether they are simulated, and their names and memory."""
+    pool = hello.get("gpu_pool", [])
+    return hello.get("simulated", False), [(d["vendor"], d["uuid"], d["name"], d.get("memory_mib", 0)) for d in pool]
 
 
 class Gone(OfWorker, tag="gone"):
