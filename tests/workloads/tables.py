@@ -121,5 +121,5 @@ def _names(thing: object) -> list[str]:
 def live(state: State) -> int:
     """How much there is of all that lives in the state."""
     replicas = sum(len(job.replicas) for job in state.jobs.values())
-    devices = sum(len(worker.hello.get("gpu_pool", ())) + 1 for worker in state.worker_by_num)
+    devices = sum(len(worker.hello.get("gpu_pool", ())) + 1 for worker in state.workers.values())
     return len(state.jobs) + replicas + devices + len(state.tenants)

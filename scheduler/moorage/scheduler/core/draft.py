@@ -470,7 +470,7 @@ class Draft:
             self.steps += (op, replica.job.num, replica.index, run.to, run.code, run.note)
             self.bytes += STEP_BYTES - RUN_BYTES
         else:
-            self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence, member.worker.num))
+            self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence))
         self.gone.add(member)
         self._leave(member)
 
@@ -519,7 +519,7 @@ class Draft:
     def quarantine(self, member: Member, mask: int) -> None:
         self._settle(member)
         replica = member.replica
-        self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
+        self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence), mask)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
         """Ask a replica's member to end: `to` is ENDING or CANCELLING, `becomes` the state after that.

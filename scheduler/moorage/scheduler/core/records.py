@@ -85,18 +85,20 @@ def exiting(to: int, result: int | None) -> int:
     return to if result is None else result + 1 << STATE_BITS | to
 
 
-#: the most workers that a ledger can number
+#: the most workers that a ledger knows at a time
 WORKERS_MAX: Final = 1 << 16
+#: below the fence in a value of `packed`; release 0.2 wrote the worker's number there
+_FENCE_AT: Final = 16
 
 
-def packed(fence: int, worker_num: int) -> int:
-    """Return one integer that names a member whose attempt is over but whose devices are not free yet."""
-    return fence * WORKERS_MAX + worker_num
+def packed(fence: int) -> int:
+    """Return the argument that names, besides job and replica, a member whose attempt is over but not its devices."""
+    return fence << _FENCE_AT
 
 
-def unpacked(lingering: int) -> tuple[int, int]:
-    """Return the (fence, worker number) in a value of `packed`."""
-    return divmod(lingering, WORKERS_MAX)
+def unpacked(lingering: int) -> int:
+    """Return the fence in a value of `packed`."""
+    return lingering >> _FENCE_AT
 
 
 MODE_BITS: Final = 8

@@ -205,7 +205,7 @@ class Job:
         self.rev = 1
         self.held = 0  # number of members that hold devices, including ended attempts
         #: those of ended attempts, in the order of their ends; None for none yet
-        self.lingering: dict[Member, None] | None = None
+        self.lingering: dict[MemberKey, Member] | None = None
         self.over = False  # no further step is possible
         self.started = False  # whether any replica has ever run
         self.gang = int(GangPhase.NONE)
@@ -252,7 +252,7 @@ class Job:
         if not self.held:
             return []
         own = [replica.member for replica in self.replicas if replica.member is not None]
-        return [*own, *self.lingering] if self.lingering else own
+        return [*own, *self.lingering.values()] if self.lingering else own
 
     @property
     def part(self) -> tuple[int, int] | None:
@@ -431,8 +431,8 @@ class Worker:
         self.no = 0  # the last report frame of this session that was folded
         self.session = ""  # empty: no session, so nothing may be placed here
         self.joined_ms = 0
-        self.left_ms = 0  # soft: when its last session ended; 0 if unknown
-        self.left_why = ""  # soft: why its last session ended
+        self.left_ms = 0  # when its last session ended; 0 if it never had one
+        self.left_why = ""  # why its last session ended
         self.hello: dict[str, Any] = {}
         self.former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
         self.flag = "open"
@@ -564,7 +564,8 @@ class State:
         self.usage = UsageTable()  # of jobs that have left memory
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
-        self.worker_by_num: list[Worker] = []
+        self.worker_by_num: dict[int, Worker] = {}
+        self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.reprioritized = 0  # soft: how often operators have set a priority
@@ -611,7 +612,7 @@ class State:
         return max(free - last, min(free, last - held))
 
     def members(self) -> Iterator[Member]:
-        for worker in self.worker_by_num:
+        for worker in self.workers.values():
             yield from worker.members.values()
 
     def full_digest(self) -> int:
@@ -623,7 +624,7 @@ class State:
                 total += replica.digest_row()
         for member in self.members():
             total += member.digest_row()
-        for worker in self.worker_by_num:
+        for worker in self.workers.values():
             total += worker.digest_row()
         for tenant in self.tenants.values():
             total += tenant.digest_row()

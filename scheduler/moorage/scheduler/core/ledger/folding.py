@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from moorage.scheduler.core.records import USAGE_LEVEL
 from moorage.scheduler.core.state import (
     REV,
@@ -27,7 +29,7 @@ class FoldError(Exception):
 class Folded:
     """What a record changed, for the leader's answers, frames and events."""
 
-    __slots__ = ("accepted", "dropped", "ended", "jobs", "long", "placed", "touched", "workers")
+    __slots__ = ("accepted", "dropped", "ended", "forgotten", "jobs", "long", "placed", "touched", "workers")
 
     def __init__(self) -> None:
         self.accepted: list[Job] = []
@@ -39,6 +41,7 @@ class Folded:
         self.long: dict[int, Job] = {}
         self.dropped = 0  # transitions that memory dropped before the history had them
         self.workers: list[Worker] = []  # joined, left or changed
+        self.forgotten: list[Worker] = []
 
 
 class Folding:
@@ -120,12 +123,21 @@ class Folding:
 class Checking:
     """What the acts of a record would change, tracked by `check` without changing the state."""
 
-    __slots__ = ("compacted", "expired", "gone", "ids", "state", "workers")
+    __slots__ = ("compacted", "expired", "gone", "ids", "next_worker", "state", "workers")
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.workers = len(state.worker_by_num)  # known after the acts so far
+        self.workers: Set[int] = state.worker_by_num.keys()  # numbers known after the acts so far
+        self.next_worker = state.next_worker
         self.ids: set[str] = set()  # workers that this record adds
         self.compacted = 0  # jobs that leave memory
         self.expired = 0  # rows of finished jobs that the record drops
         self.gone: set[tuple[str, str]] = set()  # tenant and name of the jobs that leave memory
+
+    def add_worker(self, worker_id: str, num: int) -> None:
+        self.ids.add(worker_id)
+        self.workers = self.workers | {num}
+        self.next_worker += 1
+
+    def drop_worker(self, num: int) -> None:
+        self.workers = self.workers - {num}

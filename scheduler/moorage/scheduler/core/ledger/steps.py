@@ -181,7 +181,7 @@ class FoldingSteps(Folding):
         replica.member = None
         if job.lingering is None:
             job.lingering = {}
-        job.lingering[member] = None
+        job.lingering[member.key] = member
         self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, *_result(a))
 
     def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -270,11 +270,10 @@ class FoldingSteps(Folding):
         return member
 
     def _lingering(self, job: Job, index: int, packed: int) -> Member:
-        fence, worker_num = unpacked(packed)
-        key = (job.tenant, job.name, index, fence)
-        member = self.state.worker_by_num[worker_num].members.get(key)
-        if member is None or member.phase != AT_EXITED:
-            raise FoldError(f"record {self.seq}: {key} does not linger on worker {worker_num}")
+        key = (job.tenant, job.name, index, unpacked(packed))
+        member = job.lingering.get(key) if job.lingering else None
+        if member is None:
+            raise FoldError(f"record {self.seq}: {key} does not linger")
         return member
 
     def _drop(self, member: Member) -> None:
@@ -292,7 +291,7 @@ class FoldingSteps(Folding):
         job = member.replica.job
         job.held -= 1
         if job.lingering:
-            job.lingering.pop(member, None)
+            job.lingering.pop(member.key, None)
         tenant = self.state.tenants[job.tenant]
         tenant.gpus -= member.mask.bit_count()
         if self.state.half_life_ms:

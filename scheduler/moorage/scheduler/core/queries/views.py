@@ -383,7 +383,7 @@ def tenants(engine: Engine) -> dict[str, Any]:
 
 def by_name(engine: Engine) -> list[Worker]:
     """Return all workers sorted by name; the ledger numbers them in the order in which they first joined."""
-    return sorted(engine.state.worker_by_num, key=attrgetter("id"))
+    return sorted(engine.state.workers.values(), key=attrgetter("id"))
 
 
 def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict[str, Any]:
@@ -560,7 +560,7 @@ def audit(engine: Engine) -> dict[str, Any]:
     """
     drift = []
     patience_ms = BEHIND_RENEWALS * engine.config.renew_s * 1000
-    for worker in engine.state.worker_by_num:
+    for worker in engine.state.workers.values():
         if not worker.session:
             continue
         report, host = View(engine).report_of(worker.num), engine.fleet.hosts.get(worker.num)
@@ -575,8 +575,8 @@ def audit(engine: Engine) -> dict[str, Any]:
             drift.append({"worker": worker.id, "kind": "worker-only", "member": _name(key)})
     return {
         "drift": drift,
-        "workers": sum(1 for worker in engine.state.worker_by_num if worker.session),
-        "members": sum(len(worker.members) for worker in engine.state.worker_by_num),
+        "workers": sum(1 for worker in engine.state.workers.values() if worker.session),
+        "members": sum(len(worker.members) for worker in engine.state.workers.values()),
         "leases": sum(m.mask.bit_count() for m in engine.state.members()),
     }
 

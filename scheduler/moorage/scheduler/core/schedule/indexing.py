@@ -60,7 +60,7 @@ class Indexing:
         No worker was heard from yet; the silence of each is measured from `mono_ms` on (H28). `again` if this leader
         has indexed the state before: then it knows which events it has sent.
         """
-        standing = [worker for worker in self.state.worker_by_num if worker.session]
+        standing = [worker for worker in self.state.workers.values() if worker.session]
         for worker in standing:
             self.fleet.rules_of(worker.hello)  # rules come first: shapes depend on which tenants have rules
         for worker in standing:

@@ -41,6 +41,7 @@ from moorage.scheduler.core.ledger.acts.tenant import (
 )
 from moorage.scheduler.core.ledger.acts.worker import (
     Flag,
+    Forget,
     Gone,
     Health,
     Join,
@@ -61,6 +62,7 @@ __all__ = [
     "Epoch",
     "Expire",
     "Flag",
+    "Forget",
     "Freeze",
     "Gone",
     "HalfLife",

@@ -16,7 +16,7 @@ class OfWorker(Act):
     worker: int
 
     def check(self, checking: Checking) -> None:
-        if not 0 <= self.worker < checking.workers:
+        if self.worker not in checking.workers:
             raise FoldError(f"act {self.tag} of worker {self.worker}, which is not known")
 
 
@@ -29,10 +29,9 @@ class Known(Act, tag="worker"):
 
     def check(self, checking: Checking) -> None:
         if self.id not in checking.ids and self.id not in checking.state.workers:
-            if self.worker != checking.workers:
+            if self.worker != checking.next_worker:
                 raise FoldError(f"worker number {self.worker} is not the next")
-            checking.ids.add(self.id)
-            checking.workers += 1
+            checking.add_worker(self.id, self.worker)
 
     def fold(self, folding: Folding) -> None:
         state = folding.state
@@ -40,10 +39,11 @@ class Known(Act, tag="worker"):
         if worker is not None:
             worker.machine = self.machine
         else:
-            if self.worker != len(state.worker_by_num):
+            if self.worker != state.next_worker:
                 raise FoldError(f"record {folding.seq}: worker number {self.worker} is not the next")
             worker = state.workers[self.id] = Worker(self.worker, self.id, self.machine)
-            state.worker_by_num.append(worker)
+            state.worker_by_num[worker.num] = worker
+            state.next_worker += 1
         folding.touch_worker(worker)
 
 
@@ -96,6 +96,37 @@ class Gone(OfWorker, tag="gone"):
         worker = folding.worker(self.worker)
         worker.session = ""
         worker.left_ms, worker.left_why = folding.time, self.why
+
+
+class Forget(OfWorker, tag="forget"):
+    """A worker leaves memory. It has no session, members, flag and window, and no job in memory names it.
+
+    If it joins again, it is a new worker with another number.
+    """
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        worker = checking.state.worker_by_num.get(self.worker)
+        if worker is None or not may_be_forgotten(worker):
+            raise FoldError(f"act {self.tag} of worker {self.worker}, which is in use")
+        checking.drop_worker(self.worker)
+
+    def fold(self, folding: Folding) -> None:
+        state, worker = folding.state, folding.worker(self.worker)
+        if not may_be_forgotten(worker):
+            raise FoldError(f"record {folding.seq} forgets worker {worker.id}, which is in use")
+        del state.workers[worker.id], state.worker_by_num[worker.num]
+        del folding.rows[worker]
+        state.digest = (state.digest - worker.row) & 0xFFFFFFFFFFFFFFFF
+        folding.out.forgotten.append(worker)
+
+
+def may_be_forgotten(worker: Worker) -> bool:
+    """Return whether nothing goes on on a worker, and no order on it stands. A job in memory may name it still."""
+    return not (worker.session or worker.members or worker.flag != "open" or worker.window is not None)
 
 
 class Flag(OfWorker, tag="flag"):
@@ -181,4 +212,4 @@ def _forget_ailments(worker: Worker, mask: int) -> None:
     worker.unwell_mask &= ~mask
 
 
-WorkerAct = Known | Join | Gone | Flag | Window | Unquarantine | Health | Well
+WorkerAct = Known | Join | Gone | Forget | Flag | Window | Unquarantine | Health | Well
