@@ -1,4 +1,4 @@
-"""Workers that stay away are forgotten, and no others: what the ledger knows of workers stays bounded over the years."""
+"""Workers that stay away are forgotten, and no others: what the ledger knows of workers stays bounded for years."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_a_worker_that_stays_away_is_forgotten_with_all_that_is_known_of_it(driv
 @pytest.mark.parametrize("verb", ["cordon", "drain"])
 def test_a_worker_with_an_order_on_it_is_not_forgotten(drive: Driving, verb: str) -> None:
     drive.worker("w0", 1)
-    drive.operate(verb, "w0", **({"from_s": 100_000} if verb == "drain" else {}))
+    when: dict[str, Any] = {"from_s": 100_000} if verb == "drain" else {}
+    drive.operate(verb, "w0", **when)
     goes(drive, "w0")
     later(drive)
     assert known(drive) == ["w0"]
@@ -110,7 +111,7 @@ def test_a_worker_that_a_job_in_memory_names_is_forgotten_after_the_job(drive: D
         drive.lead()
         drive.renew()
     assert set(known(drive)) == {"w0", "w1"}
-    assert [change.worker for change in changes_since(drive.state, drive.job("j"), 0) if change.gpus][0] == first
+    assert next(change.worker for change in changes_since(drive.state, drive.job("j"), 0) if change.gpus) == first
     drive.cancel("j")
     drive.settle()
     later(drive)

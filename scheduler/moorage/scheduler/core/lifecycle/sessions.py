@@ -174,8 +174,8 @@ class Sessions:
         if known >= WORKERS_MAX:
             return problem(
                 "failed-precondition",
-                f"the ledger knows {known:,} worker ids, which is the most: one is forgotten once its worker was away for"
-                f" {self.config.history_keep:g} s and no job in memory has run there",
+                f"the ledger knows {known:,} worker ids, which is the most: one is forgotten once its worker was away"
+                f" for {self.config.history_keep:g} s and no job in memory has run there",
                 found=known,
                 allowed=f"at most {WORKERS_MAX:,}",
                 next="give agents that take each other's place one id (--id), or set a shorter history_keep",
