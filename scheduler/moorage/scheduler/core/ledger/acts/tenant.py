@@ -91,7 +91,8 @@ class HalfLife(Act, tag="half-life"):
 class Cursor(Act, tag="cursor"):
     """A tenant's durable queue was read up to a sequence; `which` is submit or cancel.
 
-    With submit, the cancels of unknown jobs that were queued up to there are forgotten.
+    With submit, the cancels of unknown jobs that were queued up to there are forgotten. A lower sequence than before is
+    that of another stream; what is remembered of the former one is then dropped by age.
     """
 
     tenant: str
@@ -103,6 +104,8 @@ class Cursor(Act, tag="cursor"):
         if self.which != "submit":
             tenant.cancel_cursor = self.through
             return
+        if self.through < tenant.submit_cursor:  # another stream: the sequences in tombstones say nothing about it
+            tenant.tombstones = {name: min(at, 0) or -folding.time for name, at in tenant.tombstones.items()}
         tenant.submit_cursor = self.through
         # all submits queued before such a cancel were read by now: its tombstone is no longer needed
         for name in [name for name, at in tenant.tombstones.items() if 0 < at <= self.through]:
