@@ -9,6 +9,7 @@ import pytest
 from moorage.scheduler.core import records
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import changes_since
+from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.folding import FoldError
@@ -204,5 +205,58 @@ def test_a_record_that_forgets_a_worker_in_use_or_names_a_forgotten_one_cannot_b
     record.acts = [acts.Forget(1)]
     check(state, record)
     record.steps = [1, 1, 0, 1, 1, 1]
+    with pytest.raises(FoldError):
+        check(state, record)
+
+
+def test_a_tenant_of_which_nothing_is_known_is_forgotten_and_comes_back_as_any_other(
+    drive: Driving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "FORGET_MAX", 2)
+    drive.worker("w0", 1)
+    for number in range(5):
+        drive.submit("j", tenant=f"brief-{number}", gpu={})
+        drive.settle()
+        drive.run_out("w0")
+    drive.submit("j", tenant="waits", gpu={"count": 64})
+    drive.cancel("unknown", tenant="cancels")
+    drive.order("hold", tenant="held")
+    drive.order("limit", tenant="limited", gpus=1)
+    drive.cancel("unknown", tenant="queues", sequence=3)
+    drive.engine.offer(QueueRead("queues", "submit", 5))
+    later(drive)
+    drive.pass_time(3_000)
+    assert set(drive.state.tenants) == {"waits", "cancels", "held", "limited", "queues"}, "queues has a cursor"
+    drive.order("release", tenant="held")
+    drive.order("limit", tenant="limited", gpus=None)
+    later(drive)
+    later(drive)
+    assert set(drive.state.tenants) == {"waits", "queues"}
+    for name in ("held", "limited", "brief-0"):
+        drive.submit("again", tenant=name, gpu={})
+        drive.settle()
+        drive.run_out("w0")
+        assert drive.states("again", tenant=name) == ["SUCCEEDED"]
+
+
+def test_a_tenant_that_has_used_much_is_forgotten_once_that_counts_for_nothing(drive: Driving) -> None:
+    drive.worker("w0", 1)
+    drive.order("share", tenant="other", weight=2)
+    drive.submit("j", tenant="used", gpu={})
+    drive.settle()
+    drive.now += 3_600_000
+    drive.run_out("w0")
+    for _ in range(3):
+        later(drive)
+    assert "used" in drive.state.tenants, "half of its use counts after each half-life"
+    for _ in range(20):
+        later(drive)
+    assert "used" not in drive.state.tenants
+
+
+def test_a_tenant_of_which_something_is_known_cannot_be_forgotten(drive: Driving) -> None:
+    drive.submit("j", gpu={})
+    state = drive.state
+    record = Record(state.level, state.epoch, 0, 0, state.time_ms, state.digest, acts=[acts.ForgetTenants(["t"])])
     with pytest.raises(FoldError):
         check(state, record)

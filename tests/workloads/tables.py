@@ -29,6 +29,7 @@ BOUNDS: Final = {
     ("host", "RANKS_MAX"): 32,
     ("fleet", "ASKED_MAX"): 16,
     ("fleet", "OPENED_MAX"): 64,
+    ("fleet", "TOUCHED_SPARE"): 16,
     ("lifecycle.admission", "MATCHED_MAX"): 32,
     ("lifecycle.admission", "SOONEST_MAX"): 32,
     ("lifecycle.unmatched", "KEPT_MAX"): 32,

@@ -239,7 +239,7 @@ class DeadLetters:
 
 
 def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
-    """Return a letter's row in a list: what it was and why it is here. Raises LookupError if its subject has no verb."""
+    """Return a letter's row in a list: what it was, and why it is here. Raises LookupError if it has no verb."""
     verb = letter.subject.split(".")[1:][-1]
     return {
         "sequence": message.seq,

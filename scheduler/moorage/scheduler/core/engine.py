@@ -587,7 +587,9 @@ class Engine:
         for worker in folded.forgotten:
             self.sessions.forget(worker.num)
             self.reports.pop(worker.num, None)
-            self.fleet.redrawn.add(worker.num)
+            self.fleet.forget(worker.num)
+        for tenant in folded.forgotten_tenants:
+            self.queue.forget(tenant)
         for worker in folded.workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(

@@ -41,6 +41,8 @@ NAMED_MAX: Final = 10_000
 ASKED_MAX: Final = 4_096
 #: any host, in place of a worker's number
 ANYWHERE: Final = -1
+#: touched hosts, beyond two for each host, at which they are forgotten
+TOUCHED_SPARE: Final = 1_024
 #: how many recent changes are remembered with their host
 OPENED_MAX: Final = 1_024
 #: with more opened hosts than this, the whole fleet is scanned instead
@@ -271,6 +273,12 @@ class Fleet:
         self.inventory += 1
         self.touched.add(worker_num)
         self.redrawn.add(worker_num)
+
+    def forget(self, worker_num: int) -> None:
+        """Drop what is noted of a worker without a session that the ledger has forgotten."""
+        self.redrawn.discard(worker_num)
+        if len(self.touched) > 2 * len(self.hosts) + TOUCHED_SPARE:
+            self.touched = set()  # a ranker that keeps a table makes it anew; others never empty this set
 
     def _unname(self, name: str, worker_num: int) -> None:
         nums = self._by_name.get(name) if self._by_name is not None else None

@@ -29,7 +29,18 @@ class FoldError(Exception):
 class Folded:
     """What a record changed, for the leader's answers, frames and events."""
 
-    __slots__ = ("accepted", "dropped", "ended", "forgotten", "jobs", "long", "placed", "touched", "workers")
+    __slots__ = (
+        "accepted",
+        "dropped",
+        "ended",
+        "forgotten",
+        "forgotten_tenants",
+        "jobs",
+        "long",
+        "placed",
+        "touched",
+        "workers",
+    )
 
     def __init__(self) -> None:
         self.accepted: list[Job] = []
@@ -42,6 +53,7 @@ class Folded:
         self.dropped = 0  # transitions that memory dropped before the history had them
         self.workers: list[Worker] = []  # joined, left or changed
         self.forgotten: list[Worker] = []
+        self.forgotten_tenants: list[str] = []
 
 
 class Folding:

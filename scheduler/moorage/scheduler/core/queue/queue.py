@@ -173,6 +173,10 @@ class Queue:
             own.entries = deque(mine)
             own.verdict, own.granted_ms = group.verdict, group.granted_ms
 
+    def forget(self, tenant: str) -> None:
+        """Give a tenant no groups of its own any more; it has no job, and no order on it stands."""
+        self._apart.discard(tenant)
+
     def part(self, tenant_of: Callable[[int], str]) -> None:
         """Give every tenant its own groups for the rest of this term.
 

@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.acts.job import (
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
 from moorage.scheduler.core.ledger.acts.tenant import (
     Cursor,
+    ForgetTenants,
     HalfLife,
     Hold,
     Limit,
@@ -63,6 +64,7 @@ __all__ = [
     "Expire",
     "Flag",
     "Forget",
+    "ForgetTenants",
     "Freeze",
     "Gone",
     "HalfLife",

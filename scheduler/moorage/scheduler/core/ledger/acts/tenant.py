@@ -7,7 +7,7 @@ from typing import ClassVar
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.state import HELD, RELEASED, StandingOrder
+from moorage.scheduler.core.state import HELD, RELEASED, StandingOrder, State, Tenant
 
 
 class OfQueue(Act):
@@ -135,4 +135,34 @@ class Untomb(Act, tag="untomb"):
         folding.tenant(self.tenant).tombstones.pop(self.name, None)
 
 
-TenantAct = Hold | Unhold | Limit | Share | HalfLife | Cursor | Tombstone | Untomb
+class ForgetTenants(Act, tag="forget-tenants"):
+    """Tenants leave memory whose rows hold nothing. If such a tenant submits again, it has a row again."""
+
+    LEVEL: ClassVar[int] = 2
+    names: list[str]
+
+    def check(self, checking: Checking) -> None:
+        for name in self.names:
+            tenant = checking.state.tenants.get(name)
+            if tenant is None or not is_blank(checking.state, tenant):
+                raise FoldError(f"act {self.tag} of tenant {name}, of which something is known")
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        for name in self.names:
+            tenant = state.tenants.pop(name)
+            folding.rows.pop(tenant, None)
+            state.digest = (state.digest - tenant.row) & 0xFFFFFFFFFFFFFFFF
+            folding.out.forgotten_tenants.append(name)
+
+
+def is_blank(state: State, tenant: Tenant) -> bool:
+    """Return whether a tenant's row holds nothing.
+
+    A cursor of the durable queue is kept for good, so that no queued request is read twice.
+    """
+    holds = tenant.jobs or tenant.tombstones or tenant.ordered or tenant.submit_cursor or tenant.cancel_cursor
+    return not holds and fairshare.usage_milli(state, tenant) == 0
+
+
+TenantAct = ForgetTenants | Hold | Unhold | Limit | Share | HalfLife | Cursor | Tombstone | Untomb
