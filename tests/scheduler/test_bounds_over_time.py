@@ -27,8 +27,7 @@ from moorage.scheduler.core.state import (
 )
 from moorage.scheduler.core.usage_table import UsageTable
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.frames import Goodbye, Unwell
-from moorage.schemas.frames import Device
+from moorage.schemas.frames import Device, Goodbye, Unwell
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker, devices
 from tests.workloads.tables import Tables, small_bounds
