@@ -107,7 +107,7 @@ class QueueReader:
         self._held_back: list[tuple[str, str]] = []  # queues that wait for room (for jobs, or to remember cancels)
         #: by tenant: the last sequence when its queue of submits was found empty, and when (monotonic seconds)
         self._empty: dict[str, tuple[int, float]] = {}
-        self._told_verbs: set[str] = set()  # subjects that no verb has, whose messages could not be moved away
+        self._strays_told = False  # whether the log says that messages of no tenant are in the queue
         self._filled: dict[str, StreamInfo] = {}  # as last counted; by tenant, "" for the shared stream
         self._full_told = set[str]()
 
@@ -292,11 +292,12 @@ class QueueReader:
         """
         for subject in info.subjects:
             tenant, verb = self._subjects.token(subject, 1), self._subjects.token(subject, 2)
-            if (verb in _VERBS and subject == self._subjects.request(tenant, verb)) or subject in self._told_verbs:
-                continue
             if not is_tenant(tenant):
-                self._told_verbs.add(subject)
-                log.warning("messages in the durable queue on %s are of no tenant, and nothing reads them", subject)
+                if not self._strays_told:
+                    log.warning("messages in the durable queue are of no tenant, and nothing reads them: %s", subject)
+                self._strays_told = True
+                continue
+            if verb in _VERBS and subject == self._subjects.request(tenant, verb):
                 continue
             messages = await self._js.direct_get_batch(stream, seq=1, next_by_subject=subject, batch=BATCH)
             unknown = problem(

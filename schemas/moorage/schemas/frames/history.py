@@ -57,7 +57,7 @@ class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A worker in a history frame. `gpus` are the uuids of the slots that were used, by position.
 
     `former` is what the last two were before the worker's devices changed, oldest first: each row is for the attempts
-    whose fence is below its first number, and above that of the row before.
+    whose fence is below its first number, and not below that of the row before.
     """
 
     worker: str
