@@ -558,6 +558,22 @@ def test_a_tombstone_of_the_queue_goes_when_the_submits_are_read_past_it() -> No
     assert set(drive.state.tenants["t"].tombstones) == {"stays", "endpoint"}
 
 
+def test_a_tombstone_of_a_queue_that_was_deleted_goes_by_age() -> None:
+    """The queue that was made in its place is read from its beginning, and may never get as far."""
+    drive = Driving()
+    drive.cancel("queued", sequence=1_000)
+    drive.engine.offer(QueueRead("t", "submit", 15))
+    drive.tick()
+    drive.tick(10_000)
+    drive.cancel("endpoint")
+    drive.engine.offer(QueueRead("t", "submit", 0))
+    drive.tick()
+    assert set(drive.state.tenants["t"].tombstones) == {"queued", "endpoint"}
+    drive.tick(24 * 3600 * 1000 + 1_000)
+    drive.tick(1_000)
+    assert drive.state.tenants["t"].tombstones == {}
+
+
 def test_the_cursor_never_overtakes_what_was_read() -> None:
     drive = Driving()
     drive.checks = False

@@ -164,7 +164,7 @@ def test_a_new_worker_and_one_that_changed_machines_in_one_record() -> None:
     ]
     drive.tick()
     assert {drive.answers[reply]["kind"] for reply in replies} == {"joined"}
-    assert [row.id for row in drive.state.worker_by_num] == ["w0", "w1", "w2"]
+    assert [row.id for row in drive.state.workers.values()] == ["w0", "w1", "w2"]
 
 
 def test_goodbye_then_a_join_in_one_record() -> None:

@@ -239,11 +239,12 @@ class DeadLetters:
 
 
 def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
-    """Return a letter's row in a list: what it was and why it is here."""
+    """Return a letter's row in a list: what it was, and why it is here. Raises LookupError if it has no verb."""
+    verb = letter.subject.split(".")[1:][-1]
     return {
         "sequence": message.seq,
-        "tenant": letter.subject.split(".")[-2],
-        "verb": letter.subject.rpartition(".")[2],
+        "tenant": message.subject.rpartition(".")[2],
+        "verb": verb,
         "subject": letter.subject,
         "queued": letter.sequence,
         "time_ms": int(wall_seconds(message.stored_at) * 1000),

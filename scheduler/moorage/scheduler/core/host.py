@@ -180,7 +180,7 @@ class HostClass:
         named_slots: dict[str, int],
     ) -> None:
         self.key = key
-        #: slots by device name, for names that requests have asked for; see `Fleet.tell_devices_apart`
+        #: slots by device name, for names that requests have asked for; see `Fleet.tell_apart`
         self.named_slots = named_slots
         self.drivers_for, self.mps_users = rules
         self.devices = [

@@ -85,18 +85,20 @@ def exiting(to: int, result: int | None) -> int:
     return to if result is None else result + 1 << STATE_BITS | to
 
 
-#: the most workers that a ledger can number
+#: the most workers that a ledger knows at a time
 WORKERS_MAX: Final = 1 << 16
+#: below the fence in a value of `packed`; release 0.2 wrote the worker's number there
+_FENCE_AT: Final = 16
 
 
-def packed(fence: int, worker_num: int) -> int:
-    """Return one integer that names a member whose attempt is over but whose devices are not free yet."""
-    return fence * WORKERS_MAX + worker_num
+def packed(fence: int) -> int:
+    """Return the argument that names, besides job and replica, a member whose attempt is over but not its devices."""
+    return fence << _FENCE_AT
 
 
-def unpacked(lingering: int) -> tuple[int, int]:
-    """Return the (fence, worker number) in a value of `packed`."""
-    return divmod(lingering, WORKERS_MAX)
+def unpacked(lingering: int) -> int:
+    """Return the fence in a value of `packed`."""
+    return lingering >> _FENCE_AT
 
 
 MODE_BITS: Final = 8
@@ -153,5 +155,7 @@ KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2
 #: the level from which attempts have their own folders, and `cwd` null means that folder instead of /
 FOLDER_LEVEL: Final = 2
+#: the level from which the GPU usage of jobs that leave memory is summed
+USAGE_LEVEL: Final = 2
 #: the level for request fields that releases before 0.3 do not know (see `admission`), and so for guests
 REQUEST_LEVEL: Final = 2

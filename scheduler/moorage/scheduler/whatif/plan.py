@@ -339,7 +339,7 @@ def _places(job: Job, request: Request) -> list[dict[str, Any]]:
         {
             "replica": replica.index,
             "worker": replica.member.worker.id,
-            "gpus": gpu_names(replica.member.worker, replica.member.mask),
+            "gpus": gpu_names(replica.member.worker, replica.member.mask, replica.member.fence),
             "mode": MODE_NAMES[replica.member.mode],
             **(
                 {"enforced": msgspec.to_builtins(enforced)}

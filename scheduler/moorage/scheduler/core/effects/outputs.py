@@ -14,6 +14,7 @@ from moorage.scheduler.core.state import (
     CANCELLING,
     CLAIMED,
     ENDING,
+    FENCE,
     FROZEN,
     PLACED,
     RUNNING,
@@ -208,9 +209,9 @@ def slots_of(mask: int) -> list[int]:
     return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
-def gpu_names(worker: Worker, mask: int) -> list[str]:
-    """Return the uuids of the devices in a mask, from this session's inventory."""
-    pool = worker.hello.get("gpu_pool", ())
+def gpu_names(worker: Worker, mask: int, fence: int) -> list[str]:
+    """Return the uuids of the devices of an attempt, by its slots and its fence; [] if they are forgotten."""
+    pool = worker.pool_at(fence).devices
     return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
 
 
@@ -266,7 +267,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                     attempt,
                     STATES[to],
                     worker.id,
-                    gpu_names(worker, mask) if to == PLACED else [],
+                    gpu_names(worker, mask, fence) if to == PLACED else [],
                     code_of(to, code),
                     why,
                     fence,
@@ -299,7 +300,7 @@ def event_of(state: State, job: Job) -> Event:
         del changes[fitting(changes) :]
     job.told = job.rev
     simulated = any(
-        state.worker_by_num[row[WORKER]].hello.get("simulated", False)
+        state.worker_by_num[row[WORKER]].pool_at(row[FENCE]).simulated
         for row in job.story[-len(changes) :]
         if row[WORKER] >= 0
     )

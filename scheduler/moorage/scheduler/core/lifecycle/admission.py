@@ -471,7 +471,7 @@ class Admission:
         """
         if self._heard_at != self.fleet.inventory and all(
             self.fleet.hosts[worker.num].heard
-            for worker in self.state.worker_by_num
+            for worker in self.state.workers.values()
             if worker.session and worker.num in self.fleet.hosts
         ):
             self._heard_at = self.fleet.inventory

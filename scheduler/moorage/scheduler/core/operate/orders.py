@@ -172,7 +172,7 @@ class Orders:
             for replica in job.replicas
             if replica.member is not None and draft.replica(replica).state in (RUNNING, FROZEN)
         ]
-        changed = any(stays_frozen(member, draft.acts) != on or member.wakes for member in running)
+        changed = any(stays_frozen(draft, member) != on or member.wakes for member in running)
         if on and (why := self._why_not_frozen(draft, job, running)) is not None:
             return why
         if changed:

@@ -18,7 +18,7 @@ from moorage.scheduler.core.effects.outputs import (
     gpu_names,
     slots_of,
 )
-from moorage.scheduler.core.effects.told_story import Found
+from moorage.scheduler.core.effects.told_story import Found, Frame, is_simulated
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
@@ -35,6 +35,7 @@ from moorage.scheduler.core.state import (
     AT_PLACED,
     ATTEMPT,
     CODE,
+    FENCE,
     PLACED,
     REPLICA,
     STATE,
@@ -99,10 +100,10 @@ def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
     return data
 
 
-def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set[str]) -> dict[str, Any]:
-    """Return what `show` adds to the row of a finished job from its history.
+def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change]) -> dict[str, Any]:
+    """Return what `show` adds to the row of a finished job from its history, which stands in this frame.
 
-    `simulated` are names of simulated workers. The request is missing if the history was written without it.
+    The request is missing if the history was written without it.
     """
     ran = [change for change in changes if change.worker]
     fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
@@ -115,7 +116,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "age_ms": engine.state.time_ms - found.accepted_ms,
         "attempt": max(change.attempt for change in changes),
         "worker": ran[-1].worker if ran else "",
-        "simulated": any(change.worker in simulated for change in ran),
+        "simulated": any(is_simulated(frame, change) for change in ran),
         "code": _code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
         "why": next(
             iter(
@@ -289,7 +290,7 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 def _is_simulated(engine: Engine, job: Job) -> bool:
     """Return whether any replica was placed on a simulated worker."""
     workers = engine.state.worker_by_num
-    return any(row[WORKER] >= 0 and workers[row[WORKER]].hello.get("simulated", False) for row in job.story)
+    return any(row[WORKER] >= 0 and workers[row[WORKER]].pool_at(row[FENCE]).simulated for row in job.story)
 
 
 def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
@@ -305,7 +306,7 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
     }
     if member is not None:
         data["worker"] = member.worker.id
-        data["gpus"] = gpu_names(member.worker, member.mask)
+        data["gpus"] = gpu_names(member.worker, member.mask, member.fence)
         if member.guest:
             data["guest"] = True
         elif member.mode == Mode.EXCLUSIVE and beside(member):
@@ -382,7 +383,7 @@ def tenants(engine: Engine) -> dict[str, Any]:
 
 def by_name(engine: Engine) -> list[Worker]:
     """Return all workers sorted by name; the ledger numbers them in the order in which they first joined."""
-    return sorted(engine.state.worker_by_num, key=attrgetter("id"))
+    return sorted(engine.state.workers.values(), key=attrgetter("id"))
 
 
 def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict[str, Any]:
@@ -559,7 +560,7 @@ def audit(engine: Engine) -> dict[str, Any]:
     """
     drift = []
     patience_ms = BEHIND_RENEWALS * engine.config.renew_s * 1000
-    for worker in engine.state.worker_by_num:
+    for worker in engine.state.workers.values():
         if not worker.session:
             continue
         report, host = View(engine).report_of(worker.num), engine.fleet.hosts.get(worker.num)
@@ -574,8 +575,8 @@ def audit(engine: Engine) -> dict[str, Any]:
             drift.append({"worker": worker.id, "kind": "worker-only", "member": _name(key)})
     return {
         "drift": drift,
-        "workers": sum(1 for worker in engine.state.worker_by_num if worker.session),
-        "members": sum(len(worker.members) for worker in engine.state.worker_by_num),
+        "workers": sum(1 for worker in engine.state.workers.values() if worker.session),
+        "members": sum(len(worker.members) for worker in engine.state.workers.values()),
         "leases": sum(m.mask.bit_count() for m in engine.state.members()),
     }
 

@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.acts.job import (
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
 from moorage.scheduler.core.ledger.acts.tenant import (
     Cursor,
+    ForgetTenants,
     HalfLife,
     Hold,
     Limit,
@@ -41,6 +42,7 @@ from moorage.scheduler.core.ledger.acts.tenant import (
 )
 from moorage.scheduler.core.ledger.acts.worker import (
     Flag,
+    Forget,
     Gone,
     Health,
     Join,
@@ -61,6 +63,8 @@ __all__ = [
     "Epoch",
     "Expire",
     "Flag",
+    "Forget",
+    "ForgetTenants",
     "Freeze",
     "Gone",
     "HalfLife",

@@ -10,7 +10,7 @@ from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.records import BY_WORKER
+from moorage.scheduler.core.records import BY_WORKER, USAGE_LEVEL
 from moorage.scheduler.core.resizes import Resize as ResizeRow
 from moorage.scheduler.core.state import (
     AT_MS,
@@ -124,13 +124,12 @@ class Resize(OfJob, tag="resize"):
         row = ResizeRow(folding.time, folding.seq, self.memory_mib, self.compute_percent)
         job.resizes = (*job.resizes, row)[-RESIZES_MAX:]
         state = folding.state
-        for member in state.members() if job.held else ():
-            if member.replica.job is job:
-                before, member.rate_milli = fairshare.rate_of(member), self.rate_milli
-                if state.half_life_ms:
-                    fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(member) - before)
-                folding.members[member] = None
-                folding.out.touched.append(member)
+        for member in job.members:
+            before, member.rate_milli = fairshare.rate_of(member), self.rate_milli
+            if state.half_life_ms:
+                fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(member) - before)
+            folding.members[member] = None
+            folding.out.touched.append(member)
 
 
 class Freeze(OfJob, tag="freeze"):
@@ -270,7 +269,7 @@ class Usage(Act, tag="usage"):
     A row is a tenant, a model, and one list of hours (of ledger time) with their sums, as in `UsageTable`.
     """
 
-    LEVEL: ClassVar[int] = 2
+    LEVEL: ClassVar[int] = USAGE_LEVEL
     rows: list[tuple[str, str, list[int]]]
 
     def check(self, checking: Checking) -> None:
