@@ -66,6 +66,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     cpu_milli: int = 0  # 4000 is four cores
     memory_mib: int = 0  # of the host
+    enforce: Literal["advisory", "hard"] = "advisory"  # hard: only on a worker that ends a job which takes more memory
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_milli <= 10**9:

@@ -64,6 +64,7 @@ NEWER_FIELDS: Final = (
     ("run", "files"),
     ("run", "keep"),
     ("gpu", "enforce"),
+    ("resources", "enforce"),
     ("gpu", "min_compute_capability"),
     ("gpu", "prefer"),
     ("gpu", "profile"),
