@@ -119,8 +119,8 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `claimed`: of rank 0 of a gang, `detail` is `address:port`, where the gang meets.
     - `refused`: `detail` is why. If it begins with `cannot-run: `, the request is at fault, and the job ends. With
       `not-here: ` or `not-permitted: `, the job goes to another worker and its GPUs stay open; a job that several
-      workers refuse with `not-here: ` ends. Otherwise the placement is tried again after a pause. `code` is the exit
-      code of a start that was tried, 126 or 127, and 0 if none was.
+      workers refuse with `not-here: ` and a code ends. Otherwise the placement is tried again after a pause. `code` is
+      the exit code of a start that was tried, 126 or 127, and 0 if none was.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
       fence, start-failed or lost; or, with code 0 and from feature level 2 on, `result:` and the sequence of the
       message that has the result (0: there is none).

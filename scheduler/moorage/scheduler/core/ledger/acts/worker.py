@@ -8,6 +8,7 @@ from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
 from moorage.scheduler.core.state import Window as WorkerWindow
 from moorage.scheduler.core.state import Worker
+from moorage.schemas.reasons import STARTS_FAIL
 
 
 class OfWorker(Act):
@@ -96,7 +97,22 @@ class Flag(OfWorker, tag="flag"):
 
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
-        worker.flag, worker.by = self.flag, self.by
+        worker.flag, worker.by, worker.until_ms, worker.why = self.flag, self.by, 0, ""
+        folding.state.shut.pop(worker.num, None)
+
+
+class Shut(OfWorker, tag="shut"):
+    """A worker gets no jobs until a ledger ms, since starts fail there; `why` is the reason of the last one."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    until_ms: int
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.flag, worker.by, worker.until_ms, worker.why = STARTS_FAIL.name, "", self.until_ms, self.why
+        folding.state.shut[worker.num] = worker
 
 
 class Window(OfWorker, tag="window"):
@@ -170,4 +186,4 @@ def _forget_ailments(worker: Worker, mask: int) -> None:
     worker.unwell_mask &= ~mask
 
 
-WorkerAct = Known | Join | Gone | Flag | Window | Unquarantine | Health | Well
+WorkerAct = Known | Join | Gone | Flag | Shut | Window | Unquarantine | Health | Well
