@@ -211,7 +211,7 @@ def check_network(tenant: str, request: Request, settings: ContainerSettings) ->
         raise LacksHere(f"containers of {tenant} cannot publish ports: their network is {network}")
 
 
-def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused:
+def _wrong(message: str, field: str, found: object, allowed: str) -> Refused:
     return refuse("invalid-argument", message, field=field, found=found, allowed=allowed)
 
 

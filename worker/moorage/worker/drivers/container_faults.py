@@ -16,7 +16,7 @@ _NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such fil
 _BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
 #: messages of a pull for which the same one may succeed later: want of room, too many requests, a registry that is down
 _MAY_PASS: Final = re.compile(
-    r"no space left|quota exceeded|connection refused|too ?many ?requests|time(d )?[- ]?out|deadline exceeded|connection reset"
+    r"no space left|quota exceeded|connection (refused|reset)|too ?many ?requests|time(d )?[- ]?out|deadline exceeded"
     r"|unexpected EOF|temporary failure|server misbehaving|service unavailable|bad gateway|internal server error",
     re.IGNORECASE,
 )
