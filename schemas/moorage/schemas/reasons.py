@@ -83,7 +83,7 @@ RULES: Final = add(
 NO_USERS: Final = add(
     "no-users",
     "it names a user, and no remaining worker may run jobs of its driver as another user than its own",
-    "leave out --user, or have an operator start a worker as root: moorage fleet WORKER shows which are",
+    "leave out --user, or ask an operator for a worker that runs as root and whose folder_dir other users may enter",
     ends=Ends.NEVER,
 )
 NO_MEMORY_LIMIT: Final = add(

@@ -113,7 +113,7 @@ def limits(capabilities: dict[str, Any]) -> list[str]:
     lines = []
     for driver, told in sorted(capabilities.items()):
         if not told.get("users", True):
-            lines.append(f"{driver} jobs run as the worker's own user alone, as it is not root (no-users)")
+            lines.append(f"{driver} jobs run as the agent's own user alone (no-users)")
         if not told.get("memory_limit", True):
             lines.append(f"{driver} jobs are not held to the memory that they ask for (no-memory-limit)")
     return lines

@@ -252,7 +252,7 @@ _IN_ORDER: Final = (
     Filter(
         reasons.NO_USERS, "host", _lets_have_user,
         lambda shape, offers, names: (
-            f"no worker that offers the driver {shape.driver} may run its jobs as another user: none is root"
+            f"no worker that offers the driver {shape.driver} may run its jobs as another user than its own"
         ),
     ),
     Filter(
