@@ -259,6 +259,21 @@ def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
     assert checks_fleet._workers([row("gone", "lost")]).verdict == "warn"
 
 
+def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cannot_do() -> None:
+    def row(name: str, state: str, **process: bool) -> dict[str, object]:
+        return {"worker": name, "state": state, "simulated": False, "capabilities": {"process": process}}
+
+    closed = checks_fleet._workers([row("a", "up"), row("b", "starts-fail")])
+    assert (closed.verdict, closed.found) == ("warn", "1 starts-fail: b, 1 up")
+    assert "moorage uncordon" in closed.fix
+    rows = [row("a", "up", users=False), row("b", "up", users=False, memory_limit=False), row("c", "lost", users=False)]
+    told = {check.name: check for check in checks_fleet._what_lacks(rows)}
+    assert told["users"].found.startswith("2 workers run jobs as their own user alone")
+    assert told["users"].found.endswith(": a b")
+    assert told["memory-limit"].found.endswith(": b")
+    assert list(checks_fleet._what_lacks([row("a", "up")])) == []
+
+
 async def test_the_doctor_refuses_flags_that_say_nothing(nats_url: str) -> None:
     assert (await moorage("doctor", "--nats", nats_url, "--timeout", "soon")).code == 2
     told = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "Bad Tenant")

@@ -140,12 +140,10 @@ class Planning:
         return SimpleNamespace(data={"starts": "now" if waiting is None else "never", "waiting": waiting})
 
 
-@pytest.mark.parametrize(
-    ("fleet", "chosen"), [(("process",), "process"), (("docker", "process"), "docker"), ((), "docker")]
-)
+@pytest.mark.parametrize(("fleet", "chosen"), [(("process",), "process"), (("own", "process"), "own"), ((), "own")])
 async def test_of_several_drivers_the_first_that_is_offered(fleet: tuple[str, ...], chosen: str) -> None:
     client: Any = Planning(*fleet)
-    flags = JobFlags(driver="docker,process", gpu_device=["0"], on_no_match="reject")
+    flags = JobFlags(driver="own,process", gpu_device=["0"], on_no_match="reject")
     request = request_of(flags, ["x"])
     found = await offered(client.plan, flags, ["x"], request)
     assert (found.workload.driver, found.job, found.on_no_match) == (chosen, request.job, "reject")
@@ -160,17 +158,17 @@ async def test_of_several_drivers_the_first_that_is_offered(fleet: tuple[str, ..
 @pytest.mark.parametrize(
     ("fleet", "chosen"),
     [
-        (("docker A100", "process A100", "docker L40S"), ("docker", "A100")),
-        (("process A100", "docker L40S"), ("process", "A100")),  # another driver before other GPUs
-        (("process T4", "docker T4"), ("docker", "T4")),
+        (("own A100", "process A100", "own L40S"), ("own", "A100")),
+        (("process A100", "own L40S"), ("process", "A100")),  # another driver before other GPUs
+        (("process T4", "own T4"), ("own", "T4")),
         (("process H100",), ("process", "A100")),  # none could: the first whose driver is offered
-        ((), ("docker", "A100")),
+        ((), ("own", "A100")),
     ],
 )
 async def test_other_gpus_are_asked_for_where_no_worker_could_give_the_first(
     fleet: tuple[str, ...], chosen: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = JobFlags(driver="docker,process", gpu="1xA100", or_gpu=["1xL40S", "3x2xT4"])
+    flags = JobFlags(driver="own,process", gpu="1xA100", or_gpu=["1xL40S", "3x2xT4"])
     request = request_of(flags, ["x"])
     client: Any = Planning(*fleet)
     found = await offered(client.plan, flags, ["x"], request)

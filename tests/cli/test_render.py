@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.fleet.workers import kept, levels, model_words, packed
+from moorage.cli.fleet.workers import _troubles, kept, levels, limits, model_words, packed
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
@@ -251,6 +251,22 @@ def test_a_worker_tells_how_it_keeps_sharers_to_their_parts() -> None:
         "process jobs with mps: memory advisory, compute advisory",
         "process jobs with time-slice: memory guarded, compute advisory",
     ]
+
+
+def test_a_worker_tells_what_its_drivers_cannot_do() -> None:
+    told = {"process": {"users": False, "memory_limit": False}, "docker": {}, "handler": {"memory_limit": False}}
+    assert limits(told) == [
+        "handler jobs are not held to the memory that they ask for (no-memory-limit)",
+        "process jobs run as the agent's own user alone (no-users)",
+        "process jobs are not held to the memory that they ask for (no-memory-limit)",
+    ]
+
+
+def test_a_worker_on_which_starts_fail_says_why_and_until_when() -> None:
+    row = {"worker": "w1", "starts_fail": {"opens_in_ms": 61_000, "why": "not-here: no folder /data"}}
+    [line] = _troubles([row])
+    assert line.startswith("w1: jobs fail to start: not-here: no folder /data; no jobs for 1m")
+    assert line.endswith("or until moorage uncordon w1")
 
 
 def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:

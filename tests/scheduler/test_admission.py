@@ -623,7 +623,7 @@ def test_no_match_waits_with_the_nearest_names() -> None:
             "no worker with GPUs and the driver noop offers its sharing mode; these workers offer exclusive,",
         ),
         (
-            {"gpu": {"model": "H200"}, "run": {"driver": "docker", "argv": ["x"]}},
+            {"gpu": {"model": "H200"}, "run": {"driver": "docker", "argv": ["x"], "image": "a:1"}},
             "no worker offers the driver docker; the workers offer noop, process",
         ),
         (
@@ -685,7 +685,7 @@ def test_no_match_where_some_gpus_are_kept_for_local_claims() -> None:
         {"gpu": {"min_memory_mib": 90_000}},
         {"gpu": {"vendor": "amd"}},
         {"gpu": {}, "requires": {"zone": ["x"]}},
-        {"run": {"driver": "docker", "argv": ["x"]}},
+        {"run": {"driver": "docker", "argv": ["x"], "image": "a:1"}},
         {"gpu": {}, "resources": {"cpu_milli": 9_000}},
         {"gpu": {}, "resources": {"memory_mib": 9_000}},
         {"gpu": {"scheduling": "gang"}, "replicas": 5},

@@ -131,7 +131,7 @@ def test_every_name_that_a_hello_tells_finds_the_device(driver: str, one: Any) -
         Device(1, "nvidia", H100, "GPU-b", 1000, pci="00000000:AF:00.1", cdi=["nvidia.com/gpu=gpu1"]),
     ]
     drive.worker("w0", 2, gpu_pool=pool, drivers=["docker", "podman", "vm"])
-    run = {"driver": driver, "argv": ["x"]}
+    run = {"driver": driver, "argv": ["x"]} | ({} if driver == "vm" else {"image": "a:1"})
     drive.submit("j", gpu={}, run=run, driver_config={driver: {"gpu_device_ids": [one]}})
     assert drive.slots("j") == [1]
     again = {"resource_requirements": {"gpu": {"device_ids": [str(one)]}}, "run": run}

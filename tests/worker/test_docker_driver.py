@@ -255,7 +255,7 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
             notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
             assert notes[0] == f"pulling the image {address}/box@{registry.digest}", "the caller sees it"
             tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
-            assert "not named by its digest" in (await rig.reported(StartFailed, tagged))[2]
+            assert "not named by its digest" in (await rig.reported(NotStarted, tagged))[1]
         own = settings(docker, pull="always")
         async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", own) as rig:
             refused = rig.start("j2", "sh", image=f"{address}/box:1")
@@ -279,7 +279,7 @@ async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
         assert await rig.reported(Ended, deep) == (deep, 0, "exit")
         assert await rig.output(deep) == "/tmp\n"
         missing = rig.start("missing", "sh", "-c", "pwd", cwd="src")
-        assert (await rig.reported(StartFailed, missing))[1] == 126
+        assert (await rig.reported(NotStarted, missing))[1] == "cannot-run: cwd: the job's files have no folder src"
         full = rig.start("full", "sh", "-c", "head -c 4194304 /dev/zero > big; sleep 600")
         _, code, why = await rig.reported(Ended, full)
         assert code < 0
@@ -328,7 +328,8 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         absent = rig.start("absent", "no-such-program", env=env)
         assert (await rig.reported(Ended, absent))[1:] == (127, "exit")
         unknown = rig.start("unknown", "true", env={"TOKEN": Secret("other")})
-        assert "no such file" in (await rig.reported(StartFailed, unknown))[2]
+        told = (await rig.reported(NotStarted, unknown))[1]
+        assert told.startswith("not-here: secret 'other': there is no such file")
         await no_containers(docker)
 
 
@@ -471,13 +472,16 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
         folder = rig.start("folder", "/tmp")
         assert (await rig.reported(StartFailed, folder))[1] == 126
         away = rig.start("away", "true", image="127.0.0.1:9/none:1")
-        assert "cannot be pulled" in (await rig.reported(NotStarted, away))[1]
+        told = (await rig.reported(NotStarted, away))[1]
+        assert told.startswith("start-failed: image 127.0.0.1:9/none:1 cannot be pulled"), "the registry may be back"
+        nowhere = rig.start("nowhere", "true", image="nothere.invalid/none:1")
+        told = (await rig.reported(NotStarted, nowhere))[1]
+        assert "image nothere.invalid/none:1 cannot be pulled" in told
         await no_containers(docker)
     async with state_of(tmp_path / "never"), Rig(tmp_path / "n", settings(docker)) as rig:
         missing = rig.start("missing", "true", image="nowhere/none:1")
-        told = await rig.reported(StartFailed, missing)
-        assert told[1] == 126
-        assert "this worker does not pull it" in told[2]
+        told = (await rig.reported(NotStarted, missing))[1]
+        assert told == "not-here: there is no image nowhere/none:1, and this worker does not pull it"
 
 
 @pytest.mark.slow

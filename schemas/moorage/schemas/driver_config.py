@@ -120,6 +120,14 @@ BLOCKS: Final[Mapping[str, type[Block]]] = {
 }
 
 
+#: the drivers whose jobs need the image of a container
+_CONTAINERS: Final = ("docker", "podman", "kubernetes")
+#: names of images as engines accept them: any other text could turn the request to the engine into another one
+_IMAGE: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]+)?(?:[/][A-Za-z0-9._-]+)*(?::[A-Za-z0-9._-]+)?(?:@sha256:[0-9a-f]{64})?"
+)
+
+
 class Fault(NamedTuple):
     """What is wrong with a block. `code` is invalid-argument for a wrong shape, failed-precondition for what a driver
     does not support."""
@@ -151,6 +159,19 @@ def takes_image(driver: str) -> bool:
     """Return whether a driver may run an image. For a driver that moorage does not know, this is True."""
     block = BLOCKS.get(driver)
     return block is None or "image" in block.__struct_fields__
+
+
+def image_trouble(driver: str, image: str, field: str) -> Trouble | None:
+    """Return what is wrong with a request's image ("" for none) for a driver that runs containers; None if nothing is,
+    or for another driver. `field` is where the request names it."""
+    if driver not in _CONTAINERS:
+        return None
+    if not image:
+        return Trouble(field, f"a job of the driver {driver} needs an image", "null", "the name of an image")
+    if not _IMAGE.fullmatch(image):
+        allowed = "NAME, NAME:TAG or NAME@sha256:DIGEST"
+        return Trouble(field, "this is not an image name", quoted(image), allowed)
+    return None
 
 
 def takes_ids(driver: str) -> bool:

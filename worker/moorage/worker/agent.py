@@ -30,6 +30,7 @@ from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
+from moorage.worker.environment import LacksHere, not_here
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
@@ -418,6 +419,7 @@ class Agent:
     def _try_claim(self, command: TryClaim) -> None:
         granted: list[tuple[Member, str]] = []
         refused: list[tuple[Member, str]] = []
+        lacking: list[tuple[Member, str]] = []
         places: list[Place] = []
         room = self._room_of_drivers(command.members)
         is_in_place = self.journal.is_in_place()
@@ -436,6 +438,9 @@ class Agent:
             except SlotsRefused as no:
                 refused.append((member, f"{no.reason} {','.join(map(str, no.slots))}"))
                 continue
+            except LacksHere as no:
+                lacking.append((member, not_here(no)))
+                continue
             except MoorageError as no:
                 refused.append((member, no.problem.message))
                 continue
@@ -446,7 +451,7 @@ class Agent:
                 places.append(member.place)
         if places:
             self.journal.placed(places)
-        self._execute(self.members.handle(Claims(granted, refused), self.host.now()))
+        self._execute(self.members.handle(Claims(granted, refused, lacking), self.host.now()))
 
     def _room_of_drivers(self, asked: Sequence[Member]) -> dict[str, int]:
         """Return how many more members each driver with a limit may take, before it takes the `asked` ones."""
@@ -471,6 +476,8 @@ class Agent:
             driver.check_block(member.request)
             driver.read_config(member.request)
             driver.check(member.request.active_alone)
+        except LacksHere:
+            raise
         except Refused as no:
             if no.problem.fault != "caller":
                 raise

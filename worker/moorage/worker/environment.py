@@ -16,15 +16,13 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.errors import MoorageError, Refused, problem
-from moorage.schemas.frames import Device
+from moorage.schemas.frames import ABOUT_THE_JOB, NOT_HERE, START_FAILED, Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES, RESERVED, is_reserved
 
 #: where an operator's MPS daemon keeps its sockets and logs, unless the request names other directories
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
-#: the prefix of an attempt's `why` if it did not start
-START_FAILED: Final = "start-failed"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 #: the variable that names the network interface, by backend of the gang; other backends have none
@@ -40,8 +38,8 @@ _TF_SOURCES: Final = {
 
 
 def start_failed(why: str) -> str:
-    """Return why an attempt did not start, with the prefix of such reasons."""
-    return why if why.startswith(START_FAILED) else f"{START_FAILED}: {why}"
+    """Return why an attempt did not start, with the prefix of such reasons, unless it says whose fault it is."""
+    return why if why.startswith((START_FAILED, *ABOUT_THE_JOB)) else f"{START_FAILED}: {why}"
 
 
 def without_prefix(error: MoorageError) -> str:
@@ -55,6 +53,26 @@ class HostAtFault(Refused):
     def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
         told = problem("failed-precondition", f"{START_FAILED}: {why}", found=found, next=next_step)
         super().__init__(msgspec.structs.replace(told, fault="fleet"))
+
+
+class LacksHere(Refused):
+    """This host lacks something that an attempt needs: a secret, user, folder, program or image.
+
+    The job goes to another host, at no cost, and ends if enough hosts lack it.
+    """
+
+    def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
+        super().__init__(problem("failed-precondition", why, found=found, next=next_step))
+
+
+def not_here(error: MoorageError) -> str:
+    """Return the reason of a refusal with which the job goes to another host; "" if the job itself is at fault.
+
+    This host lacks what the job needs, or its own rules do not let the job have it.
+    """
+    if isinstance(error, LacksHere) or error.problem.code == "not-permitted":
+        return f"{NOT_HERE}{error.problem.message}"
+    return ""
 
 
 class SharingUnavailable(HostAtFault):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -169,7 +171,7 @@ class Reporter:
     def hello_to_the_leader(self) -> Hello:
         """Return hello with the rules by tenant, which only the leader may see."""
         users = self.policy.mps_users() if self.settings.mps == "managed" else None
-        return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users)
+        return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users, own_user=own_user())
 
     def say_hello(self) -> None:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
@@ -267,3 +269,12 @@ class Reporter:
             foreign=foreign,
             detail=detail,
         )
+
+
+def own_user() -> list[str]:
+    """Return the name, if it has one, and the number of the user that this process runs as."""
+    uid = os.geteuid()
+    try:
+        return [pwd.getpwuid(uid).pw_name, str(uid)]
+    except KeyError:
+        return [str(uid)]

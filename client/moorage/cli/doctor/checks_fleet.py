@@ -182,6 +182,9 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     yield operator
 
 
+_AWAY: Final = ("lost", "left")
+
+
 def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield Check(
         "leader",
@@ -198,6 +201,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     if (contained := fleet.get("contained")) is not None:
         yield contained_failures(contained)
     yield _workers(fleet["workers"])
+    yield from _what_lacks(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
 
@@ -328,6 +332,9 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
     simulated = sum(row["simulated"] for row in rows)
     found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
     found += f"; {simulated} of {many(len(rows), 'worker')} simulated" if simulated else ""
+    if "starts-fail" in counts:
+        fix = "moorage fleet says why; mend that, then moorage uncordon WORKER opens the worker at once"
+        return Check("workers", "warn", found, fix)
     if "stale" in counts or "not-heard" in counts:
         fix = (
             "read the log of each stale worker (with moorage up: worker.log in its data folder), and check its "
@@ -339,6 +346,23 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
             "workers", "warn", found, "moorage fleet shows these workers; moorage worker starts another worker"
         )
     return Check("workers", "ok", found)
+
+
+def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:
+    """Tell which workers run jobs of the driver `process` as one user alone, or do not hold them to their memory."""
+    told = (
+        ("users", "run jobs as their own user alone: requests that name another user go to other workers"),
+        ("memory_limit", "cannot hold jobs to their memory: requests with resources.enforce = hard go to others"),
+    )
+    for capability, means in told:
+        names = [
+            row["worker"]
+            for row in rows
+            if not row.get("capabilities", {}).get("process", {}).get(capability, True) and row["state"] not in _AWAY
+        ]
+        if names:
+            found = f"{many(len(names), 'worker')} {means}{_named('', names)}"
+            yield Check(capability.replace("_", "-"), "ok", found)
 
 
 def _named(state: str, names: list[str]) -> str:

@@ -100,6 +100,13 @@ def launcher() -> Check:
     return Check("launcher", "ok", "the compiled launcher starts jobs")
 
 
+def users() -> Check:
+    """Tell whether a worker that this user starts can run jobs as other users."""
+    if os.geteuid() == 0:
+        return Check("users", "ok", "a worker that this user starts can run jobs as any user")
+    return Check("users", "ok", "a worker that this user starts runs jobs as this user alone: it is not root")
+
+
 def cgroup() -> Check:
     from moorage.system.cgroup import own_cgroup
 

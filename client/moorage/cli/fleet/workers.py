@@ -89,7 +89,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in [*_troubles([row])[:TROUBLES_MAX], *kept(row["devices"]), *levels(row.get("capabilities", {}))]:
+        for line in [*_troubles([row])[:TROUBLES_MAX], *kept(row["devices"]), *told_of(row)]:
             say(folded(line, sys.stderr))
 
 
@@ -100,6 +100,23 @@ def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
         for device in devices
         if device.get("modes")
     ]
+
+
+def told_of(worker: dict[str, Any]) -> list[str]:
+    """Return what a worker has told of its drivers: how sharers are kept to their parts of a GPU, and what lacks."""
+    capabilities = worker.get("capabilities", {})
+    return [*levels(capabilities), *limits(capabilities)]
+
+
+def limits(capabilities: dict[str, Any]) -> list[str]:
+    """Return a line for each driver whose jobs may not run as any user, or are not held to their memory."""
+    lines = []
+    for driver, told in sorted(capabilities.items()):
+        if not told.get("users", True):
+            lines.append(f"{driver} jobs run as the agent's own user alone (no-users)")
+        if not told.get("memory_limit", True):
+            lines.append(f"{driver} jobs are not held to the memory that they ask for (no-memory-limit)")
+    return lines
 
 
 def levels(capabilities: dict[str, Any]) -> list[str]:
@@ -163,9 +180,12 @@ def _fleet(data: dict[str, Any]) -> None:
 
 
 def _troubles(workers: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each device that cannot be used, and for each drain that has a time."""
+    """Return a line for each worker on which starts fail, each device that cannot be used, and each timed drain."""
     lines = []
     for worker in workers:
+        if (fails := worker.get("starts_fail")) is not None:
+            until = f"no jobs for {age(fails['opens_in_ms'])}, or until moorage uncordon {worker['worker']}"
+            lines.append(f"{worker['worker']}: jobs fail to start: {fails['why']}; {until}")
         for row in worker.get("troubles", ()):
             what = (
                 f"used by {row['detail']}"

@@ -31,6 +31,8 @@ FIXES: Final[dict[str, str]] = {
     "job-failed": "moorage show JOB",
     # of ends
     "start-failed": "mend what the message names (a program, a folder, a user that the worker has): moorage show {job}",
+    "not-here": "mend what the message names, or put it on a worker, and submit the job again under another id",
+    "cannot-run": "change what the message names, and submit the job again under another id",
     "timeout": "give it longer, with --time-limit or --deadline; what it did until then: moorage logs {job}",
 }
 

@@ -42,6 +42,7 @@ _STATE_STYLE: Final = {
     "EXPIRED": "yellow",
     "draining": "yellow",
     "cordoned": "yellow",
+    "starts-fail": "red",
     "CANCELLED": "dim",
     "left": "dim",
 }

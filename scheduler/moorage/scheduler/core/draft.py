@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
 from moorage.scheduler.core.ids_in_bodies import written_id
-from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Level, Tombstone, encode_act
+from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Lacks, Level, Tombstone, encode_act
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
 from moorage.scheduler.core.records import (
@@ -112,6 +112,7 @@ class Draft:
         "freezes",
         "gone",
         "idle",
+        "lacking",
         "left_queue",
         "next_num",
         "notes",
@@ -153,6 +154,8 @@ class Draft:
         #: by worker number and job number: the slots that the job avoids from this record on; only what it changes
         self.avoids: dict[int, dict[int, int]] = {}
         self.freezes: dict[int, list[Freeze]] = {}  # by job number: this record's words on freezing and resuming it
+        #: by job number: workers that refused the job in this record because they lack what it needs
+        self.lacking: dict[int, list[int]] = {}
         #: exit code and reason of the attempts of gang members that end in this record
         self.ended: dict[Replica, tuple[int, str]] = {}
         # the rows that this record changes
@@ -293,6 +296,11 @@ class Draft:
     def step(self, op: int, num: int, index: int, a: int = 0, b: int = 0, c: int = 0) -> None:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
+
+    def lacks(self, job: Job, worker: Worker) -> None:
+        """Record that a worker lacks what a job needs."""
+        self.add(Lacks(job.num, worker.num))
+        self.lacking.setdefault(job.num, []).append(worker.num)
 
     def avoid(self, job: Job, worker: Worker, slots: int) -> None:
         """Record that a job avoids these slots of a worker from now on; 0 lifts the avoidance of that worker."""

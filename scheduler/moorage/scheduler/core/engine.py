@@ -42,10 +42,12 @@ from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.guests import Guests
+from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.sessions import Report, Sessions, has_room, lose_bytes, reported
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
+from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
@@ -129,7 +131,11 @@ class Engine:
         self.shape_of, self.shape_asked_by = reader.shape_of, reader.shape_asked_by
         self.durations = Durations()
         self.timers = Timers(state, self.request_of)
-        self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
+        self.lifecycle = Lifecycle(
+            self.fleet, self.request_of, self.shape_of, self.timers.requeue,
+            Lacking(self.fleet, self.shape_of, config.not_here_max),
+            Starts(state, self.fleet, config.start_failures_max),
+        )  # fmt: skip
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self._soonest = Soonest(state, self.fleet, self.estimates, reclaims=config.reclaim)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self._soonest_ms)
@@ -502,6 +508,7 @@ class Engine:
         self.retention.rows_looked = False
         self._forgetting.pass_time(draft)
         self.windows.pass_time(draft)
+        self.lifecycle.starts.pass_time(draft)
         self.admission.forget_cancels(draft)
         self._indexing.queue_rejections()
         self.timers.clear_out()

@@ -27,6 +27,9 @@ from moorage.scheduler.core.host import (
     islands_of,
     kept_for,
     levels_of,
+    memory_limits_of,
+    own_user_of,
+    user_drivers_of,
 )
 from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import FROZEN, Member, Worker
@@ -123,6 +126,9 @@ class Fleet:
             kept_for(hello["gpu_pool"]),
             tuple(hello["drivers"]),
             gpu_drivers_of(hello),
+            user_drivers_of(hello),
+            own_user_of(hello),
+            memory_limits_of(hello),
             tuple(levels_of(hello).items()),
             tuple(hello["modes"]),
             tuple(sorted(hello["sharers_max"].items())),

@@ -166,6 +166,7 @@ class Job:
         "hold",
         "kept",
         "key",
+        "lacking",
         "ledger",
         "lingering",
         "live",
@@ -214,6 +215,8 @@ class Job:
         self.master = ""  # address:port of rank 0
         #: devices that failed while it used them: worker number, slot mask
         self.avoid: tuple[tuple[int, int], ...] = ()
+        #: workers that refused it because they lack what it needs, in the order of their refusals; none may take it
+        self.lacking: tuple[int, ...] = ()
         self.hold: StandingOrder | None = None  # an operator's hold: none of its replicas is placed
         #: until it is placed: the workers reserved for it, and the jobs that were ended for it
         self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -244,6 +247,8 @@ class Job:
             row = hash((row, self.used))
         if self.resizes:
             row = hash((row, self.resizes))
+        if self.lacking:
+            row = hash((row, self.lacking))
         return hash((row, self.avoid)) if self.avoid else row
 
     @property
@@ -415,10 +420,12 @@ class Worker:
         "quarantined",
         "row",
         "session",
+        "until_ms",
         "unwell",
         "unwell_mask",
         "well",
         "well_n",
+        "why",
         "window",
     )
 
@@ -437,6 +444,8 @@ class Worker:
         self.former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
         self.flag = "open"
         self.by = ""
+        self.until_ms = 0  # ledger ms at which it opens by itself, while starts fail on it; else 0
+        self.why = ""  # then the reason of the last start that failed
         self.quarantined = 0  # slot mask: devices that were not free after a job ended
         self.unwell: dict[int, Ailment] = {}  # by slot: devices that the worker reports as unhealthy
         self.unwell_mask = 0
@@ -469,6 +478,8 @@ class Worker:
         if self.unwell or self.well or self.window is not None:  # unset fields are left out: old digests stay
             ill = zlib.crc32(repr(sorted(self.unwell.items())).encode())
             row = hash((row, ill, self.well, self.well_n, self.window.digest_row() if self.window else 0))
+        if self.until_ms:
+            row = hash((row, self.until_ms))
         return row
 
 
@@ -568,6 +579,7 @@ class State:
         self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
+        self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
         self.reprioritized = 0  # soft: how often operators have set a priority
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
         self.counts_from_ms = 0

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from moorage.schemas.errors import Refused, refuse
-from moorage.schemas.frames import NOT_PERMITTED, OTHERS, Device
+from moorage.schemas.frames import NOT_PERMITTED, OTHERS, START_FAILED, Device
 from moorage.schemas.job import Request
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.settings import setting
@@ -22,9 +22,8 @@ from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wanted, range_of
 from moorage.worker.environment import (
-    START_FAILED,
-    HostAtFault,
     JobEnvironment,
+    LacksHere,
     SharingUnavailable,
     lay_over,
 )
@@ -35,10 +34,6 @@ from moorage.worker.settings import check_rules
 
 MPS: Final = "mps"
 _MIB: Final = 1 << 20
-#: names of images as engines accept them: any other text could turn the request to the engine into another one
-_IMAGE: Final = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]+)?(?:[/][A-Za-z0-9._-]+)*(?::[A-Za-z0-9._-]+)?(?:@sha256:[0-9a-f]{64})?"
-)
 #: a kind of one letter crashes dockerd 26 when it reads such a name
 _CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]+=[A-Za-z0-9][A-Za-z0-9_.:-]*")
 #: where a container has the folder of its attempt
@@ -159,13 +154,9 @@ class ContainerSettings(ImageSettings, frozen=True):
 
 def check_image(request: Request) -> None:
     """Raise Refused (`invalid-argument`) for a request that names no image, or one that is not an image name."""
-    image = request.image
-    if not image:
-        raise _wrong(
-            f"a job of the driver {request.workload.driver} needs an image", "$.run.image", None, "the name of an image"
-        )
-    if not _IMAGE.fullmatch(image):
-        raise _wrong("this is not an image name", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
+    if (trouble := request.image_trouble) is not None:
+        field, message, found, allowed = trouble
+        raise _wrong(message, f"$.{field}", found, allowed)
 
 
 def check_request(request: Request, settings: ContainerSettings) -> None:
@@ -212,15 +203,15 @@ def check_host_ipc(settings: ContainerSettings, *, has_limiter: bool) -> None:
 
 
 def check_network(tenant: str, request: Request, settings: ContainerSettings) -> None:
-    """Raise HostAtFault if a gang, or a request that publishes ports, gets a network here on which it cannot."""
+    """Raise LacksHere if a gang, or a request that publishes ports, gets a network here on which it cannot."""
     network = network_of(tenant, request, settings)
     if is_gang(request) and network == "none":
-        raise HostAtFault(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
+        raise LacksHere(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
     if ports_wanted(request) and network in _UNPUBLISHED:
-        raise HostAtFault(f"containers of {tenant} cannot publish ports: their network is {network}")
+        raise LacksHere(f"containers of {tenant} cannot publish ports: their network is {network}")
 
 
-def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused:
+def _wrong(message: str, field: str, found: object, allowed: str) -> Refused:
     return refuse("invalid-argument", message, field=field, found=found, allowed=allowed)
 
 

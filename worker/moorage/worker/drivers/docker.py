@@ -39,7 +39,6 @@ from moorage.worker.drivers.container_start import Starter
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.environment import START_FAILED
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Replaced, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.containers import containers_of
@@ -311,7 +310,7 @@ class DockerDriver(Driver):
 
         If the supervisor may know the container, wait for the proof of its end first; else remove it in the background.
         """
-        name, code, why, reason = member.name, refused.code, f"{START_FAILED}: {refused}", "exit"
+        name, code, why, reason = member.name, refused.code, refused.why, "exit"
         if member.is_told:
             await self._removal.remove(member)
             reason = (await member.over).reason
@@ -323,8 +322,8 @@ class DockerDriver(Driver):
             self._removal.begin(self._removal.remove_unknown(name))
         if member.is_ending or reason in ("timeout", "fence"):
             self._over(member, Ended([(name, CODE_LOST, "end" if reason == "exit" else reason)]))
-        elif code is None:
-            self._over(member, NotStarted([(name, why)]))
+        elif code is None or refused.mark:
+            self._over(member, NotStarted([(name, why)], code or 0))
         else:
             self._over(member, StartFailed([(name, code, why)]))
 

@@ -33,7 +33,7 @@ from moorage.schemas.printable import carried
 from moorage.schemas.subjects import ALL_JOBS
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
-from moorage.worker.environment import SharingUnavailable, lay_over
+from moorage.worker.environment import SharingUnavailable, lay_over, not_here
 from moorage.worker.handler_context import DRIVER, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import (
     CHUNK_BYTES,
@@ -132,7 +132,7 @@ class HandlerDriver(Driver):
 
     name = DRIVER
     #: the service keeps its context on the device between calls, so the device's memory shows nothing about a job
-    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False)
+    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False)
     config = HandlerBlock
     members_max = RUNNING_MAX
 
@@ -192,6 +192,7 @@ class HandlerDriver(Driver):
         started: list[tuple[_Running, Handler, Assignment]] = []
         failed: list[tuple[MemberName, int, str]] = []
         not_started: list[tuple[MemberName, str]] = []
+        lacking: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 handler = self._handler_of(assignment.run)
@@ -201,7 +202,10 @@ class HandlerDriver(Driver):
                 not_started.append((assignment.name, error.problem.message))
                 continue
             except MoorageError as error:
-                failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
+                if why := not_here(error):
+                    lacking.append((assignment.name, why))
+                else:
+                    failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
                 continue
             self._running[assignment.name] = running
             started.append((running, handler, assignment))
@@ -209,6 +213,8 @@ class HandlerDriver(Driver):
             self.report(StartFailed(failed))
         if not_started:
             self.report(NotStarted(not_started))
+        if lacking:
+            self.report(NotStarted(lacking, CODE_CANNOT_START))
         if started:
             self.report(Started([running.context.name for running, _, _ in started]))
         for running, handler, assignment in started:

@@ -24,11 +24,11 @@ import msgspec
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import PodmanBlock
 from moorage.schemas.errors import MoorageError, refuse
-from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.frames import NOT_HERE, LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.attempt_folders import AttemptFolders
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
+from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import (
     MPS,
     Image,
@@ -43,7 +43,7 @@ from moorage.worker.drivers.container_config import (
 )
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_entry import Entries, NoEntry
-from moorage.worker.drivers.container_faults import CannotStart, pull_fault
+from moorage.worker.drivers.container_faults import CannotStart, config_fault, lacks, pull_fault
 from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_start import login_for
 from moorage.worker.drivers.kit import Kit
@@ -58,9 +58,9 @@ from moorage.worker.drivers.podman_command import (
     run_fault,
     words_of,
 )
-from moorage.worker.drivers.process import ENGINE, ProcessDriver
+from moorage.worker.drivers.process import ENGINE, LACKS, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.environment import HostAtFault, without_prefix
+from moorage.worker.environment import HostAtFault, LacksHere
 from moorage.worker.inventory.cdi import CdiError, folders, read_registry
 from moorage.worker.member_messages import MemberName, Started
 from moorage.worker.memory_folder import NoMemory
@@ -187,6 +187,9 @@ class PodmanDriver(ProcessDriver):
             await asyncio.wait((task,))
         await super().close()
 
+    def can(self) -> Capabilities:
+        return msgspec.structs.replace(Driver.can(self), memory_limit="memory" in limits_here())
+
     def check(self, request: Request) -> None:
         check_request(request, self.own)
 
@@ -245,6 +248,8 @@ class PodmanDriver(ProcessDriver):
         except CannotStart as refused:
             if refused.code is None:
                 raise HostAtFault(str(refused)) from None
+            if refused.mark:
+                raise LacksHere(str(refused)) from None
             raise refuse("failed-precondition", str(refused)) from None
         except (OSError, TimeoutError) as error:
             raise HostAtFault(f"podman: {error or 'it does not answer'}") from None
@@ -276,6 +281,10 @@ class PodmanDriver(ProcessDriver):
         super().on_replaced()
         self._remove(self._known)
 
+    def _mark_of(self, name: MemberName, event: ChildEnded) -> str:
+        # programs, users and folders are those of the image, the same on every host
+        return NOT_HERE if event.reason == "start-failed" and event.stage == LACKS else ""
+
     def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
         """Tell the container's own end from a start that failed, by what `podman run` ended with."""
         change = msgspec.structs.replace
@@ -289,7 +298,7 @@ class PodmanDriver(ProcessDriver):
             self._found.clear()  # the image may have been removed
             fault = run_fault(self._said(name))
             number = errno.ENOENT if fault.code == CODE_NOT_FOUND else errno.EACCES
-            stage = ENGINE if fault.code is None else "exec"
+            stage = LACKS if fault.mark else ENGINE if fault.code is None else "exec"
             return change(event, reason="start-failed", stage=stage, errno=number, message=str(fault))
         if event.reason != "exit" and event.exit_code in _SIGNALS:
             return change(event, exit_code=None, signal=event.exit_code - 128)
@@ -348,7 +357,7 @@ class PodmanDriver(ProcessDriver):
             if found.code != 1:
                 raise CannotStart(None, found.error)
             if pull == "never":
-                raise CannotStart(CODE_CANNOT_START, f"there is no image {image}, and this worker does not pull it")
+                raise lacks(f"there is no image {image}, and this worker does not pull it")
         if self._pulls.locked():
             self._notes.say(name, f"waiting to pull the image {image}")
         async with self._pulls:
@@ -439,8 +448,7 @@ class PodmanDriver(ProcessDriver):
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
         except MoorageError as error:
-            code = None if error.code == "failed-precondition" else CODE_CANNOT_START
-            raise CannotStart(code, without_prefix(error)) from None
+            raise config_fault(error) from None
         own = (f"--name={self._container(name)}", f"--pidfile={self._file(name, _MADE)}", f"--env={STATE_MARK}")
         return self.podman.words("run", *own, *words_of(config, limits_here()))
 

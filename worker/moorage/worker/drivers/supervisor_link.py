@@ -140,6 +140,11 @@ class SupervisorLink:
         """The supervisor's pid; 0 while the link is not connected."""
         return self._supervised.identity.pid if self._supervised is not None else 0
 
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """The cgroup controllers that limit members here; empty while the link is not connected."""
+        return self._supervised.controllers if self._supervised is not None else ()
+
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Join an owner; return key, state and event of each of its members, as `Listener.on_listed` gets them.
 

@@ -120,6 +120,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
     freezes: list[tuple[int, int, int]] = []  # job number, replica, fence
     wakes: list[tuple[int, int, int]] = []  # those of them that their first use resumes
     next_worker: int = -1  # -1: as many as there are
+    lacking: list[tuple[int, tuple[int, ...]]] = []  # job number, workers that lack what it needs
+    shut: list[tuple[int, int, str]] = []  # worker number, ledger ms at which it opens, why starts fail on it
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -185,7 +187,8 @@ def dump(state: State) -> bytes:
             state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
             preempts, state.usage.dump(), [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
             [(job.num, job.resizes) for job in state.jobs.values() if job.resizes],
-            freezes, wakes, state.next_worker,
+            freezes, wakes, state.next_worker, [(job.num, job.lacking) for job in state.jobs.values() if job.lacking],
+            [(worker.num, worker.until_ms, worker.why) for worker in state.shut.values()],
         )
     )  # fmt: skip
 
@@ -346,6 +349,11 @@ def _load_health(state: State, found: _Snapshot) -> None:
             state.windows[num] = worker
     for num, avoid in found.job_avoids:
         state.jobs[num].avoid = avoid
+    for num, lacking in found.lacking:
+        state.jobs[num].lacking = lacking
+    for num, until_ms, why in found.shut:
+        worker = state.shut[num] = state.worker_by_num[num]
+        worker.until_ms, worker.why = until_ms, why
     notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
     for member in state.members() if notices else ():
         member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)

@@ -213,6 +213,7 @@ class Sessions:
         said = {key: value for key, value in worker.hello.items() if key not in _OUR_OWN}
         if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
             self.health.ask_anew(draft, worker)
+            self.lifecycle.starts.mended(draft, worker)
         if worker.machine != frame.machine:
             draft.add(acts.Known(worker.num, worker.id, frame.machine))
         return worker.num

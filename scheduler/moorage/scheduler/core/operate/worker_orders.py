@@ -49,6 +49,8 @@ class WorkerOrders:
         self._windows.flag(draft, worker, flag, by)
         if flag == "open":
             changed |= self._windows.clear(draft, worker)
+            self._health.lifecycle.starts.left(worker)
+            self._health.ask_anew(draft, worker)
         return Done(event.verb, changed, worker=name, members=members)
 
     def _unknown(self, name: str) -> Problem:

@@ -156,8 +156,12 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
         return Explanation(reasons.NOT_HEARD, counts, [])
     open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
     counts["open"] = len(open_hosts)
-    return open_hosts or Explanation(
-        reasons.CLOSED, counts, [], troubles=[_closed(host) for host in heard[:HOLDERS_MAX]]
+    if open_hosts:
+        return open_hosts
+    shut = [host for host in heard if host.worker.until_ms]
+    shown = [*shut, *(host for host in heard if not host.worker.until_ms)][:HOLDERS_MAX]
+    return Explanation(
+        reasons.STARTS_FAIL if shut else reasons.CLOSED, counts, [], troubles=[_closed(host) for host in shown]
     )
 
 
@@ -207,6 +211,8 @@ def _is_anothers(hosts: list[Host], shape: Shape) -> bool:
 def _closed(host: Host) -> str:
     """Return why no new job is placed on a host that was heard from."""
     worker = host.worker
+    if worker.until_ms:
+        return f"{worker.id}: starts fail: {worker.why}"
     if worker.flag != "open":
         return f"{worker.id}: {worker.flag}" + (f" by {worker.by}" if worker.by else "")
     if not worker.session:

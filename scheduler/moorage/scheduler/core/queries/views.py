@@ -475,6 +475,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "quarantined": slots_of(worker.quarantined),
         "troubles": troubles(worker, host, engine.state.time_ms),
         **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
+        **({"starts_fail": starts_fail_of(worker, engine.state.time_ms)} if worker.until_ms else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
 
@@ -514,6 +515,11 @@ def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, A
     return [
         {"slot": slot, "gpu": pool[slot]["uuid"] if slot < len(pool) else "", **rows[slot]} for slot in sorted(rows)
     ]
+
+
+def starts_fail_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+    """Return in how many ms a worker opens that is closed because starts fail on it, and why the last one failed."""
+    return {"opens_in_ms": max(0, worker.until_ms - now_ms), "why": worker.why}
 
 
 def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:

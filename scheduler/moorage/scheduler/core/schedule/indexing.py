@@ -106,7 +106,7 @@ class Indexing:
         """Set a job's timers, and remember it if it may have to be rejected once all workers were heard from."""
         self.timers.arm(job, request)
         # a job with a later revision was matched before: workers that have left since are no reason to reject it
-        if request.on_no_match == "reject" and job.rev == 1 and not self.admission.could_ever(self.shape_of(job)):
+        if job.rev == 1 and self.admission.ends_unmatched(request, self.shape_of(job)):
             self._unmatched.add(job.num)
 
     def queue_rejections(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.schemas.frames import NOT_HERE, START_FAILED
 from moorage.schemas.settings import NO_FILE, read_file
 from moorage.system.loops import loop_factory
 from moorage.worker.drivers.conformance.bench import (
@@ -359,7 +360,12 @@ class DriverChecks:
             assert SECRET not in repr((seat.facts, seat.joins, seat.hellos, seat.loads, seat.renewals))
             unknown = bench.name("unknown")
             await self._place(bench, unknown, "hangs", run={"env": {"TOKEN": {"secret": "no-such"}}}, slots=(1,))
-            assert (await bench.ended(unknown)).detail.startswith("start-failed")
+            over = await until(
+                lambda: seat.fact("refused", unknown) or seat.fact("exited", unknown),
+                self.slack_s,
+                "the missing secret",
+            )
+            assert over.detail.startswith(NOT_HERE if over.kind == "refused" else START_FAILED)
             assert "started" not in seat.kinds(unknown)
 
         self._run(check)

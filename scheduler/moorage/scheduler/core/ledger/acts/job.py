@@ -59,11 +59,25 @@ class Avoid(OfJob, tag="avoid"):
 
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "avoids a device for")
+        if not self.slots:
+            job.lacking = tuple(num for num in job.lacking if num != self.worker)
         others = [row for row in job.avoid if row[0] != self.worker]
         if self.slots:
             slots = dict(job.avoid).get(self.worker, 0) | self.slots
             others = [*others[-(AVOID_MAX - 1) :], (self.worker, slots)]
         job.avoid = tuple(sorted(others))
+        folding.out.jobs[job.num] = job
+
+
+class Lacks(OfJob, tag="lacks"):
+    """A worker lacks what a job needs, as its refusal says. The worker of the oldest of `AVOID_MAX` is forgotten."""
+
+    LEVEL: ClassVar[int] = 2
+    worker: int
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "finds a worker lacking for")
+        job.lacking = tuple([*(num for num in job.lacking if num != self.worker), self.worker][-AVOID_MAX:])
         folding.out.jobs[job.num] = job
 
 
@@ -289,4 +303,4 @@ class Usage(Act, tag="usage"):
         state.digest = (state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
-JobAct = Avoid | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used | Usage
+JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used | Usage

@@ -8,6 +8,7 @@ from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
 from moorage.scheduler.core.state import POOLS_MAX, Pool, Worker
 from moorage.scheduler.core.state import Window as WorkerWindow
+from moorage.schemas.reasons import STARTS_FAIL
 
 
 class OfWorker(Act):
@@ -138,7 +139,22 @@ class Flag(OfWorker, tag="flag"):
 
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
-        worker.flag, worker.by = self.flag, self.by
+        worker.flag, worker.by, worker.until_ms, worker.why = self.flag, self.by, 0, ""
+        folding.state.shut.pop(worker.num, None)
+
+
+class Shut(OfWorker, tag="shut"):
+    """A worker gets no jobs until a ledger ms, since starts fail there; `why` is the reason of the last one."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    until_ms: int
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.flag, worker.by, worker.until_ms, worker.why = STARTS_FAIL.name, "", self.until_ms, self.why
+        folding.state.shut[worker.num] = worker
 
 
 class Window(OfWorker, tag="window"):
@@ -212,4 +228,4 @@ def _forget_ailments(worker: Worker, mask: int) -> None:
     worker.unwell_mask &= ~mask
 
 
-WorkerAct = Known | Join | Gone | Forget | Flag | Window | Unquarantine | Health | Well
+WorkerAct = Known | Join | Gone | Forget | Flag | Shut | Window | Unquarantine | Health | Well
