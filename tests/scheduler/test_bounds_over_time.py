@@ -61,6 +61,7 @@ TABLES = {
     "State.workers": Table("a first join", "Forget, after history_keep and once no job names it", KNOWN, ENDED),
     "State.worker_by_num": Table("a first join", "Forget, as above", KNOWN, ENDED),
     "State.preempting": Table("Preempt", "Preempt without workers, PLACE, the end of the job", 4),
+    "State.shut": Table("starts that fail on a worker", "the end of its time, uncordon", 2),
     "State.windows": Table("a drain with a time", "its end, or uncordon", 4),
     "UsageTable.count": Table("Usage, a dropped story", "the oldest hour goes beyond rows_max", ROWS, ROWS),
     "UsageTable.series": Table(
@@ -74,6 +75,7 @@ TABLES = {
     "Job.avoid": Table(
         "a refusal, a failed device", "a release, a new start of the worker; AVOID_MAX", AVOID_MAX, AVOID_MAX
     ),
+    "Job.lacking": Table("a refusal for what the host lacks", "as Job.avoid", AVOID_MAX, 1),
     "Job.resizes": Table("a resize", "the oldest goes beyond RESIZES_MAX; Compact of the job", 64, 64),
     "Job.lingering": Table("EXIT without FREE", "FREE, LOSE", 4),
     "Tenant.jobs": Table("a submit", "Compact of the job", KNOWN + ENDED, ENDED),
@@ -179,6 +181,16 @@ def a_week(drive: Year, number: int) -> None:
     drive.order("resize", tenant=tenant, job="part", compute_percent=20)
     drive.settle()
     drive.order("resume", tenant=tenant, job="plain")
+    drive.settle()
+    # starts of two tenants that fail on one worker, for what that host lacks
+    for at in range(3):
+        whose = ("boss", tenant)[at % 2]
+        drive.submit(f"lacking-{at}", tenant=whose, gpu={}, requires={"pod": [f"{number}-2"]})
+        drive.settle()
+        drive.fact("refused", f"lacking-{at}", detail="not-here: no folder /data", code=126, tenant=whose)
+    for at in range(3):
+        drive.cancel(f"lacking-{at}", tenant=("boss", tenant)[at % 2])
+    drive.operate("uncordon", odd.id)
     drive.settle()
     drive.submit("fails", tenant=tenant, gpu={}, retries=60, requires={"pod": [f"{number}-2"]})
     for _ in range(61 if number % 13 == 5 else 2):

@@ -87,6 +87,7 @@ def _named(job: Job) -> set[int]:
     """Return the numbers of the workers that a job names."""
     named = {row[WORKER] for row in job.story}
     named.update(num for num, _ in job.avoid)
+    named.update(job.lacking)
     if job.preempts is not None:
         named.update(job.preempts[0])
     return named
