@@ -56,6 +56,8 @@ PULL_S_MAX: Final = 1800.0
 #: a file of images whose C library is musl, and a file of images with glibc
 MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
 GLIBC: Final = "/etc/ld.so.cache"
+#: why a member did not start that was asked to end meanwhile
+ENDED_FIRST: Final = "it was asked to end before its start"
 #: parts of an engine's security options if its containers' users differ from the host's
 _MAPS_USERS: Final = ("rootless", "userns")
 
@@ -141,7 +143,7 @@ class Starter:
             member.is_told = True
             await self._tell(member, assignment)
             if member.is_ending:
-                raise CannotStart(None, "it was asked to end before its start")
+                raise CannotStart(None, ENDED_FIRST)
             async with self._starts:
                 await self._host.engine.start(member.container)
         finally:

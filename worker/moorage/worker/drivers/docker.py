@@ -35,7 +35,7 @@ from moorage.worker.drivers.container_host import RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container_output import clear_marks
 from moorage.worker.drivers.container_ports import Ports
 from moorage.worker.drivers.container_removal import Removal
-from moorage.worker.drivers.container_start import Starter
+from moorage.worker.drivers.container_start import ENDED_FIRST, Starter
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
@@ -117,9 +117,6 @@ class DockerDriver(Driver):
 
     async def open(self) -> list[Living]:
         host = self._host
-        listed = await host.link.open(host.owner, self)
-        self.boot = host.link.boot
-        self._follower.live.publish = self._notes.publish = self.publish
         info = await self._starter.ask_info()
         if os.geteuid() != 0 and info is not None and not any("rootless" in each for each in info["SecurityOptions"]):
             raise refuse(
@@ -128,6 +125,10 @@ class DockerDriver(Driver):
                 found=f"uid {os.geteuid()}",
                 next="run the agent as root, or a rootless engine as its user",
             )
+        self._follower.live.publish = self._notes.publish = self.publish
+        # awaited last: an end that comes between this list and the members below would reach no member
+        listed = await host.link.open(host.owner, self)
+        self.boot = host.link.boot
         living: list[Living] = []
         for key, state, event in listed:
             member = Member(name_of(key))
@@ -187,8 +188,8 @@ class DockerDriver(Driver):
         member.is_ending = True
         if member.is_told:
             self._host.link.end(self._host.key(name), grace_s, why, notice_s)
-        elif member.task is not None:
-            member.task.cancel()
+        elif member.task is not None and member.has_begun:
+            member.task.cancel()  # before its first step it would not see this, and `_start` looks at `is_ending` then
 
     def resizes(self, mode: str) -> str:
         return COUNTED if self._limits is None else LIVE
@@ -282,12 +283,15 @@ class DockerDriver(Driver):
 
     async def _start(self, member: Member, assignment: Assignment) -> None:
         name = member.name
+        member.has_begun = True
         try:
+            if member.is_ending:
+                raise CannotStart(None, ENDED_FIRST)
             await self._starter.start(member, assignment)
         except asyncio.CancelledError:
             if not member.is_ending:
                 raise  # the agent stops: the next agent finds what is left
-            await self._not_started(member, CannotStart(None, "it was asked to end before its start"))
+            await self._not_started(member, CannotStart(None, ENDED_FIRST))
         except CannotStart as refused:
             await self._not_started(member, refused)
         except EngineError as error:

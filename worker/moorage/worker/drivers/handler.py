@@ -291,7 +291,7 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
-            running.work = loop.create_task(contained(handler(context)), name=f"handler {context.job}")
+            running.work = loop.create_task(contained(handler, context), name=f"handler {context.job}")
         else:
             running.work = in_thread(handler, context) if self._threads else at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))

@@ -183,6 +183,10 @@ class ProcessDriver(Driver):
             self._folders.begin(name_of(key) for key, _, _ in listed)
         if self._limits is not None:
             self._limits.begin(name_of(key) for key, _, _ in listed)
+        for key, state, event in listed:  # before the wait below: a member may end meanwhile
+            if state != "ended":
+                self._known.add(name_of(key))
+                self._note_pid(name_of(key), event)
         frozen: set[MemberName] = set()
         if self._freezer is not None:
             running = [name_of(key) for key, state, _ in listed if state != "ended"]
@@ -200,9 +204,8 @@ class ProcessDriver(Driver):
                 self._over([name])
                 living.append(Living(name, "refused" if _is_the_hosts(event) else "exited", *_verdict(event)))
             else:
-                self._known.add(name)
-                self._note_pid(name, event)
-                self._taken_over(name)
+                if name in self._known:
+                    self._taken_over(name)
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
         if self._folders is not None:

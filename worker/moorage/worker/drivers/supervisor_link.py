@@ -36,6 +36,7 @@ from moorage.worker.supervisor.protocol import (
     Event,
     FrameTooLarge,
     Listed,
+    Output,
     Started,
     StartMember,
 )
@@ -127,6 +128,7 @@ class SupervisorLink:
         self._arguments = arguments
         self._supervised: Supervised | None = None
         self._listeners: dict[str, Listener] = {}
+        self._unheard: set[str] = set()  # owners whose members had events while they had no listener
         self._fences: dict[str, tuple[float, float]] = {}
         self._fence: tuple[float, float] | None = None
         self._pending: list[StartMember] = []
@@ -157,7 +159,11 @@ class SupervisorLink:
                 self._sweeps.add_done_callback(self._over)
             if self._supervised is None:
                 raise SupervisorGone("the supervisor is away")
-            listed = await self._supervised.list()
+            while True:
+                self._unheard.discard(owner)
+                listed = await self._supervised.list()
+                if owner not in self._unheard:  # else the list may be from before that event
+                    break
             self._listeners[owner] = listener
             return _of_owner(owner, listed)
 
@@ -374,6 +380,8 @@ class SupervisorLink:
             if listener is not None:
                 heard[owner] = listener
                 listener.on_event(key, event)
+            elif not isinstance(event, Output):
+                self._unheard.add(owner)
         for listener in heard.values():
             listener.on_events_over()
 
