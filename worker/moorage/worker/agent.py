@@ -35,6 +35,7 @@ from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.lease_session import NEVER_S
+from moorage.worker.lost_members import LostMembers
 from moorage.worker.member_claims import MemberClaims, check_named
 from moorage.worker.member_messages import (
     AnswerRefused,
@@ -170,9 +171,10 @@ class Agent:
             settings.guard_grace_s if settings.guard else None,
         )  # fmt: skip
         self.watch.explained = self.guard.explained
+        self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session)
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
-            self.members.held,
+            self.members.held, self.lost,
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
@@ -235,6 +237,7 @@ class Agent:
         await self.reporter.open()
         self._is_open = True
         self.spawn(self.guard.run())
+        self.spawn(self.lost.run())
         self.host.wake(self)
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.attempt_files import AttemptFiles
 from moorage.worker.attempt_folders import AttemptFolders
-from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.container_faults import CannotStart, start_fault
@@ -219,6 +219,40 @@ class DockerDriver(Driver):
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._host.link.set_fence(self._host.owner, deadline_s, grace_s)
 
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        host = self._host
+        listed = await host.link.listed(host.owner)
+        if listed is None:
+            return None
+        there = {name_of(key) for key, state, _ in listed if state != "ended"}
+        missing: list[MemberName] = []
+        for name in names:
+            member = host.members.get(name)
+            works = member is not None and (not member.is_told or member.over.done())
+            if works and member is not None and member.task is not None and not member.task.done():
+                there.add(name)  # it pulls an image, say, or reads the output of an ended container
+            elif name not in there:
+                missing.append(name)
+        try:  # the supervisor does not have them: does the engine?
+            for name in missing:
+                container = await host.container_of(name)
+                state = await host.engine.state(container) if container else None
+                if state is not None and state["Status"] not in ("created", "exited", "dead"):
+                    there.add(name)
+        except (EngineDown, EngineError):
+            return None
+        return there
+
+    def give_up(self, name: MemberName) -> None:
+        member = self._host.members.get(name)
+        if member is None:
+            super().give_up(name)
+            return
+        if member.task is not None:
+            member.task.cancel()
+        self._over(member, Ended([(name, CODE_LOST, LOST)]))
+        self._removal.begin(self._removal.remove_unknown(name))
+
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds, folders = self._host.link.keeper.bounds, self._folders.bounds
         return {
@@ -362,7 +396,8 @@ class DockerDriver(Driver):
 
     def _over(self, member: Member, report: Ended | NotStarted | StartFailed) -> None:
         """Report the end of a member of which only its folder is left, and release its ports, folder and limit."""
-        self._host.members.pop(member.name, None)
+        if self._host.members.pop(member.name, None) is None:
+            return  # given up meanwhile
         self._notes.over(member.name)
         self._ports.give_back(self._host.key(member.name))
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -231,6 +231,9 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         running.notice = loop.call_later(notice_s, self._ask_to_stop, running, grace_s, "end", why)
         return None
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        return {name for name, run in self._running.items() if run.storing or run.overdue or not run.work.done()}
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         return {"result_s": settings.result_keep, "result_bytes": settings.result_bytes}

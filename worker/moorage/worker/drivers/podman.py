@@ -156,6 +156,7 @@ class PodmanDriver(ProcessDriver):
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[MemberName, asyncio.Task[None]] = {}
         self._to_remove: set[MemberName] = set()
+        self._orphans: set[MemberName] = set()  # their supervisor died, and podman has not removed their containers yet
         self._images_file: Path | None = None  # podman rewrites it when an image comes, goes or is renamed
         self._found: dict[str, _Stamp] = {}  # images that were present at that stamp; emptied when a start fails
         self._cleans: asyncio.Task[None] | None = None
@@ -186,6 +187,20 @@ class PodmanDriver(ProcessDriver):
             task.cancel()
             await asyncio.wait((task,))
         await super().close()
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        """Return also the members whose containers podman still runs, whatever the supervisor knows of them."""
+        supervised = await super().living(names)
+        if supervised is None:
+            return None
+        found = {*supervised, *self._orphans}
+        if found.issuperset(names):
+            return found
+        try:
+            there = {name_of(key) for _, key in await self._containers() if key.partition("|")[0] == self._owner}
+        except (OSError, TimeoutError, ValueError):
+            return None
+        return found | there
 
     def check(self, request: Request) -> None:
         check_request(request, self.own)
@@ -262,6 +277,7 @@ class PodmanDriver(ProcessDriver):
             name = name_of(key)
             if event.reason == "supervisor-died" and name in self._known:
                 self._known.discard(name)
+                self._orphans.add(name)
                 self._do(self._end_by_podman(key, event))
                 return
             looking = self._starting.pop(name, None)
@@ -516,8 +532,21 @@ class PodmanDriver(ProcessDriver):
                 if (await self.podman.ask(*words)).code == 0:
                     break
             await asyncio.sleep(RETRY_S)
+        self._orphans.discard(name_of(key))
         self.on_event(key, event)
         self.on_events_over()
+
+    async def _containers(self, *options: str) -> list[list[str]]:
+        """Return id and member's key of each running container of this state folder; of all of them with `--all`.
+
+        Raises OSError, TimeoutError, ValueError.
+        """
+        form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
+        ours = f"--filter=label={LABEL_STATE}={self._mark}"
+        listed = await self.podman.ask("ps", *options, "--no-trunc", ours, form)
+        if listed.code:
+            raise OSError(listed.error)
+        return [line.split(" ", 1) for line in listed.out.splitlines()]
 
     async def _sweep(self, living: Sequence[MemberName]) -> None:
         """Remove this driver's containers, and its files in `FOLDER`, except those of these members.
@@ -525,12 +554,7 @@ class PodmanDriver(ProcessDriver):
         Log a warning for containers that podman does not remove. Raises OSError, TimeoutError, ValueError.
         """
         known = {self._key(name) for name in living}
-        form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
-        ours = f"--filter=label={LABEL_STATE}={self._mark}"
-        listed = await self.podman.ask("ps", "--all", "--no-trunc", ours, form)
-        if listed.code:
-            raise OSError(listed.error)
-        pairs = [line.split(" ", 1) for line in listed.out.splitlines()]
+        pairs = await self._containers("--all")
         left = [each for each, key in pairs if key.partition("|")[0] == self._owner and key not in known]
         for at in range(0, len(left), AT_ONCE):
             done = await self.podman.ask("rm", "--force", "--ignore", "--time=0", *left[at : at + AT_ONCE])

@@ -332,6 +332,19 @@ class ProcessDriver(Driver):
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._link.set_fence(self._owner, deadline_s, grace_s)
 
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        listed = await self._link.listed(self._owner)
+        if listed is None:
+            return None
+        left = {name_of(key) for key, state, _ in listed if state != "ended"}
+        return left | self._bringing.keys() | self._storing.keys()
+
+    def give_up(self, name: MemberName) -> None:
+        self._known.discard(name)
+        self._processes.ended(name)
+        self._over([name])
+        super().give_up(name)
+
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds = self._link.keeper.bounds
         kept = {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}

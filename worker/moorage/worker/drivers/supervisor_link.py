@@ -167,6 +167,15 @@ class SupervisorLink:
             self._listeners[owner] = listener
             return _of_owner(owner, listed)
 
+    async def listed(self, owner: str) -> list[tuple[str, str, Event | None]] | None:
+        """Return what the supervisor has of this owner, as `open` does; None if it does not answer now."""
+        if self._supervised is None:
+            return None
+        try:
+            return _of_owner(owner, await self._supervised.list())
+        except SupervisorError:
+            return None
+
     async def end_others(self, spared: Callable[[str], bool]) -> None:
         """End and forget jobs that an agent with other settings left, except those of owners that are `spared`.
 

@@ -278,7 +278,7 @@ class _Stepped:
             inner = inner.cr_await
         at.with_suffix(".new").write_text(" ".join(place))
         at.with_suffix(".new").rename(at)
-        while not (self._folder / f"go-{number}").exists():
+        while not (self._folder / f"go-{number}").exists():  # noqa: ASYNC110
             await asyncio.sleep(STEP_S)
 
 
