@@ -12,6 +12,8 @@ from moorage.worker.drivers.container_engine import EngineError
 _NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)
 _BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
 #: messages of a registry if the image does not exist or is not public: every other host would get the same answer
+#: what an engine says that lacks NVIDIA's hook
+_NO_GPUS: Final = re.compile(r"could not select device driver")
 NO_IMAGE: Final = re.compile(
     r"manifest unknown|manifest for .* not found|repository does not exist|pull access denied|invalid reference format"
     r"|failed to resolve reference .*: not found",
@@ -35,6 +37,11 @@ def start_fault(error: EngineError, is_created: bool) -> CannotStart:
             return CannotStart(CODE_NOT_FOUND, message)
         if _BAD_PROGRAM.search(message):
             return CannotStart(CODE_CANNOT_START, message)
+    if _NO_GPUS.search(message):
+        message += (
+            ": the engine has no CDI spec with these GPUs, and no hook of NVIDIA's. Run nvidia-ctk cdi generate on "
+            "that host, or install nvidia-container-toolkit"
+        )
     return CannotStart(None, message)
 
 

@@ -40,6 +40,7 @@ from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.environment import HostAtFault, without_prefix
+from moorage.worker.inventory.cdi import read_registry
 from moorage.worker.limiter.limits import ContainerLimit, Limits
 from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.policy import Policy
@@ -256,6 +257,10 @@ class Starter:
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
         if info is None:
             raise CannotStart(None, "the container engine does not answer")
+        specs, folders = None, info.get("CDISpecDirs")
+        if folders and not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
+            # the engine's own folders, which may be others than this host's usual ones
+            specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
             folder = ""
             if assignment.has_folder:
@@ -265,7 +270,7 @@ class Starter:
             if wanted := ports_wanted(assignment.request):
                 published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
             return config_of(
-                assignment, self._own, self._policy, info, image, published=published,
+                assignment, self._own, self._policy, specs, image, published=published,
                 folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
                 simulated=self._simulated, nodes=self._nodes, mps=mps,

@@ -32,6 +32,7 @@ from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assig
 from moorage.worker.drivers.container_config import (
     MPS,
     Image,
+    cdi_name,
     check_container_policy,
     check_host_ipc,
     check_network,
@@ -61,7 +62,7 @@ from moorage.worker.drivers.podman_command import (
 from moorage.worker.drivers.process import ENGINE, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import HostAtFault, without_prefix
-from moorage.worker.inventory.cdi import CdiError, folders, read_registry
+from moorage.worker.inventory.cdi import CdiError, Registry, folders, read_registry
 from moorage.worker.member_messages import MemberName, Started
 from moorage.worker.memory_folder import NoMemory
 from moorage.worker.secret_files import secret_variables
@@ -254,9 +255,12 @@ class PodmanDriver(ProcessDriver):
         name, request = assignment.name, assignment.request
         try:
             await self._have_image(name, request.image)
-            if nodes := await asyncio.to_thread(self._nodes, assignment):
+            specs = Registry()
+            if not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
+                specs = await asyncio.to_thread(read_registry, folders())
+            if nodes := self._nodes(assignment, specs):
                 self._file(name, _NODES).write_text("\n".join(nodes))
-            return msgspec.structs.replace(member, argv=await self._words(assignment, mps or None))
+            return msgspec.structs.replace(member, argv=await self._words(assignment, specs, mps or None))
         except CannotStart as refused:
             if refused.code is None:
                 raise HostAtFault(str(refused)) from None
@@ -419,21 +423,21 @@ class PodmanDriver(ProcessDriver):
         [inspected] = msgspec.json.decode(done.out)
         return Image.of(inspected)
 
-    def _nodes(self, assignment: Assignment) -> list[str]:
-        """Return the device nodes that CDI must inject for the NVIDIA devices with a CDI name; empty if simulated.
+    def _nodes(self, assignment: Assignment, specs: Registry) -> list[str]:
+        """Return the device nodes that CDI must inject for the NVIDIA devices; empty if simulated.
 
-        Raises CannotStart for a device without a spec.
+        Raises CannotStart for a device that no spec has: podman has no other way to give it to a container.
         """
-        names = [each.cdi[0] for each in assignment.devices if each.vendor == "nvidia" and each.cdi]
+        names = [cdi_name(each, specs) for each in assignment.devices if each.vendor == "nvidia"]
         if self._simulated or not names:
             return []
-        registry = read_registry(folders())
         try:
-            return [node.path for node in registry.resolve(names).device_nodes]
+            return [node.path for node in specs.resolve(names).device_nodes]
         except CdiError as error:
-            raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
+            mend = "run nvidia-ctk cdi generate on that host"
+            raise CannotStart(None, "; ".join([str(error), *specs.faults, mend])) from None
 
-    async def _words(self, assignment: Assignment, mps: Mapping[str, str] | None) -> tuple[str, ...]:
+    async def _words(self, assignment: Assignment, specs: Registry, mps: Mapping[str, str] | None) -> tuple[str, ...]:
         """Return the command line of `podman run`. Raises CannotStart, HostAtFault.
 
         Make the limiter's segment and the file of secrets, and take the ports, that it names.
@@ -447,7 +451,7 @@ class PodmanDriver(ProcessDriver):
             variables = self._entries.write(self._key(name), secrets) if secrets else None
             published = self.ports.take(self._key(name), wanted, ports_of(name[0], self.own)) if wanted else None
             config = config_of(
-                assignment, self.own, self._policy, {"CDISpecDirs": True}, image, published=published,
+                assignment, self.own, self._policy, specs, image, published=published,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables, limit=limit,
                 folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
                 interface=self._interface, simulated=self._simulated, nodes=self.nodes, mps=mps,
