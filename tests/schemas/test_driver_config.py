@@ -269,3 +269,14 @@ def test_ports_are_a_few_numbers_each_once() -> None:
             assert "1..16 numbers from 1 to 65535" in found.allowed
     for driver in ("process", "vm", "kubernetes"):
         assert f"reads no driver_config.{driver}.ports" in trouble(driver, {"ports": [80]}).message
+
+
+def test_the_size_of_dev_shm_is_a_number_of_mib() -> None:
+    for driver in ("docker", "podman"):
+        for right in (None, 1, 1 << 22):
+            assert asked(driver, {"image": "a", "shm_mib": right}).trouble is None
+        for wrong in (0, -1, (1 << 22) + 1, "64", True, 1.5):
+            found = trouble(driver, {"image": "a", "shm_mib": wrong})
+            assert (found.field, found.allowed) == (f"driver_config.{driver}.shm_mib", "1..4194304"), wrong
+    for driver in ("process", "vm", "kubernetes"):
+        assert f"reads no driver_config.{driver}.shm_mib" in trouble(driver, {"shm_mib": 64}).message

@@ -102,7 +102,7 @@ class Rig:
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
         resources, gpu = run.pop("resources", None), run.pop("gpu", None)
-        config = {"docker": {"ports": run.pop("ports")}} if "ports" in run else {}
+        config = {"docker": {key: run.pop(key) for key in ("ports", "shm_mib") if key in run}}
         asked = Run(driver="docker", image=image, argv=list(argv), **run)
         request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
         name = ("acme", job, 0, 1, 7)
@@ -188,6 +188,9 @@ async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: 
         host = docker.inspect(container)["HostConfig"]
         assert (host["NanoCpus"], host["Memory"], host["PidsLimit"]) == (500_000_000, 64 << 20, 99)
         assert (host["ShmSize"], host["Ulimits"]) == (3 << 20, None)
+        asks = rig.start("asks", "cat", "/proc/mounts", shm_mib=5)
+        assert await rig.reported(Ended, asks) == (asks, 0, "exit")
+        assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
         assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", "none")
         assert (host["RestartPolicy"]["Name"], host["Binds"], host["PortBindings"]) == ("no", [], None)
         told = await until(lambda: (text := rig.live_output(name)) and "NoNewPrivs:\t1" in text and text)

@@ -337,7 +337,7 @@ def config_of(
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "PidsLimit": settings.pids_max,
-        "ShmSize": settings.shm,
+        "ShmSize": _shm_bytes(request) or settings.shm,
         "Binds": [*settings.mounts, *(_for(tenant, settings.mounts_for) or "").split()],
         "Mounts": [{"Type": "bind", "Source": os.path.abspath(folder), "Target": FOLDER_AT}] if folder else [],
         "LogConfig": {"Type": "local", "Config": {"max-size": f"{max(_MIB, log_bytes)}", "max-file": "2"}},
@@ -386,6 +386,12 @@ def config_of(
     if run.cwd or (folder and run.argv):  # an image's own command starts in the image's own folder
         config["WorkingDir"] = os.path.join(FOLDER_AT if folder else "/", run.cwd or "")
     return config
+
+
+def _shm_bytes(request: Request) -> int:
+    """Return the size of /dev/shm that a request asks for; 0 if it asks for none."""
+    block = request.blocks.get(request.workload.driver)
+    return int((block.get("shm_mib") if isinstance(block, dict) else None) or 0) * _MIB
 
 
 def _join_daemon(host: dict[str, Any], ours: Mapping[str, str]) -> None:
