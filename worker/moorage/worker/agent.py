@@ -188,8 +188,9 @@ class Agent:
         self.queue: deque[Event | Delivery | _Answer] = deque()
         self.left = asyncio.Event()
         self.where = ""  # the server's address without secrets, for the log
-        #: called with True when an operator begins to drain this worker, and with False when the drain is cancelled
-        self.on_draining: Callable[[bool], None] = lambda draining: None
+        #: called with True and the seconds until its deadline (None: it has none) when an operator begins to drain this
+        #: worker or moves the deadline, and with False when the drain is cancelled
+        self.on_draining: Callable[[bool, float | None], None] = lambda draining, within_s: None
         #: called when another worker has this worker's id and keeps it
         self.on_given_up: Callable[[Problem], None] = lambda problem: None
         self._strays: dict[MemberName, Driver] = {}
@@ -217,7 +218,7 @@ class Agent:
             SetFence: self._set_fence,
             SayHello: lambda command: self.reporter.say_hello(),
             GiveUp: lambda command: self.on_given_up(command.problem),
-            Draining: lambda command: self.on_draining(command.draining),
+            Draining: lambda command: self.on_draining(command.draining, command.within_s),
             Well: self._on_well,
             SendGoodbye: self.leader.send_goodbye,
             Log: self.say,
