@@ -189,7 +189,7 @@ class DockerDriver(Driver):
         if member.is_told:
             self._host.link.end(self._host.key(name), grace_s, why, notice_s)
         elif member.task is not None and member.has_begun:
-            member.task.cancel()  # before its first step it would not see this, and `_start` looks at `is_ending` then
+            member.task.cancel()  # a task that has not begun would not see this; `_start` checks `is_ending` first
 
     def resizes(self, mode: str) -> str:
         return COUNTED if self._limits is None else LIVE

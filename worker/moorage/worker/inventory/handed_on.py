@@ -148,7 +148,7 @@ class HandingInventory:
     async def hand_on(self, device: Device) -> list[str]:
         """Bind a device's functions to vfio-pci; return their PCI addresses, the device's own first.
 
-        Raises NotHandedOn if the device cannot be handed on, also if the kernel does not let go of it in time: then the
+        Raises NotHandedOn if the device cannot be handed on, also if the kernel does not unbind it in time: then the
         device is away until that is over, and readings of the others go on. Until the VM has locked the device, every
         `take_back` must get the device's address in `spared`. This call must not be cancelled.
         """
