@@ -284,3 +284,14 @@ def test_a_container_without_an_image_or_with_no_name_of_one_is_refused_at_submi
         assert found.message == (f"a job of the driver {driver} needs an image" if image is None else
                                  "this is not an image name")  # fmt: skip
     assert asked(driver, run={"driver": driver, "argv": ["x"], "image": "nothere.invalid:5000/a/b:1"}).trouble is None
+
+
+def test_the_size_of_dev_shm_is_a_number_of_mib() -> None:
+    for driver in ("docker", "podman"):
+        for right in (None, 1, 1 << 22):
+            assert asked(driver, {"image": "a", "shm_mib": right}).trouble is None
+        for wrong in (0, -1, (1 << 22) + 1, "64", True, 1.5):
+            found = trouble(driver, {"image": "a", "shm_mib": wrong})
+            assert (found.field, found.allowed) == (f"driver_config.{driver}.shm_mib", "1..4194304"), wrong
+    for driver in ("process", "vm", "kubernetes"):
+        assert f"reads no driver_config.{driver}.shm_mib" in trouble(driver, {"shm_mib": 64}).message

@@ -66,7 +66,7 @@ SAID: Final[dict[str, dict[str, list[CannotStart]]]] = {
         "docker": [docker_start("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=7")],
         "podman": [run_fault("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7")],
     },
-    "no hook of NVIDIA's, and no CDI": {
+    "no hook of NVIDIA's, and no CDI spec with the device": {
         "docker": [docker_start('could not select device driver "nvidia" with capabilities: [[gpu compute]]')],
     },
     "the image lacks the program": {

@@ -113,7 +113,7 @@ def test_an_operator_rules_by_tenant_over_ports() -> None:
 def made(asked: Request, own: ContainerSettings, start: Start | None = None, **more: Any) -> dict[str, Any]:
     name = (*NAME[:2], more.pop("rank", 0), *NAME[3:])
     assignment = Assignment(name, asked, [], "exclusive", start)
-    return config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20, **more)
+    return config_of(assignment, own, NO_RULES, None, labels={}, log_bytes=1 << 20, **more)
 
 
 def test_a_container_is_reached_where_its_variables_say() -> None:

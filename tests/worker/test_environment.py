@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import Distributed, GpuSpec
+from moorage.schemas.gpu import Distributed, GpuSpec, Share
 from moorage.schemas.reserved_variables import OF_GANGS, RESERVED, warning_of
 from moorage.worker.environment import (
     Gang,
@@ -144,6 +144,20 @@ def test_fact_48_mps_exports_the_directories_of_the_daemon(tmp_path: Path) -> No
     found = environment(device("nvidia", 0), mode="mps", gpu_spec=spec)
     assert found["CUDA_MPS_PIPE_DIRECTORY"] == str(pipes)
     assert found["CUDA_MPS_LOG_DIRECTORY"] == str(logs)
+
+
+def test_a_share_is_the_limit_of_a_client_of_the_operators_daemon() -> None:
+    memory, compute = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    both = GpuSpec(count=2, sharing="mps", share=Share(memory_mib=2048, compute_percent=25))
+    found = environment(device("nvidia", 2), device("nvidia", 5), mode="mps", gpu_spec=both, simulated=True)
+    assert (found[memory], found[compute]) == ("0=2048M,1=2048M", "25"), "a client counts its own devices"
+    for spec in (GpuSpec(sharing="mps"), GpuSpec(sharing="mps", share=Share())):
+        found = environment(device("nvidia", 0), mode="mps", gpu_spec=spec, simulated=True)
+        assert not {memory, compute} & found.keys(), "no part is asked for"
+    sliced = GpuSpec(sharing="time-slice", share=Share(memory_mib=2048, compute_percent=25))
+    assert not {memory, compute} & environment(device("nvidia", 0), mode="time-slice", gpu_spec=sliced).keys()
+    own = environment(device("nvidia", 0), mode="mps", gpu_spec=both, simulated=True, has_own_mps=True)
+    assert not {memory, compute} & own.keys(), "a daemon of the worker's gives them"
 
 
 def test_fact_48_mps_defaults() -> None:

@@ -360,6 +360,18 @@ async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pyte
         assert [holder.asked_back for holder in w.server.holders] == [None]
 
 
+async def test_a_drain_asks_back_by_its_own_deadline_and_again_when_that_moves() -> None:
+    async with lender("1xH100") as w, borrow(w.path) as lease:
+        w.server.drain(True, 600.0)
+        asked = await lease.wait_asked_back()
+        assert (asked.reason, 590 < asked.left_s <= 600) == (lease_server.DRAINED, True)
+        w.server.drain(True, 0.0)
+        await until(lambda: 0 in w.quarantined(), what="the holder is overdue")
+        w.server.drain(True, None)
+        await until(lambda: lease.asked_back is not None and lease.asked_back.left_s > 3500, what="an hour is left")
+        assert not w.quarantined()
+
+
 async def test_a_drain_that_is_taken_back_is_taken_back_from_the_holders_too_and_no_recall_with_it() -> None:
     async with lender("2xH100") as w, borrow(w.path) as lease:
         w.server.drain(True)

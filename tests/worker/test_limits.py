@@ -222,7 +222,7 @@ def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> 
     limit = one.of_container(NAME, *asked.part)
     assert limit is not None
     image = Image.of({"Config": {"Env": ["PATH=/bin", "LD_PRELOAD=/image.so"]}})
-    config = config_of(asked, DockerSettings(), NO_RULES, {}, image, labels={}, log_bytes=1 << 20, limit=limit)
+    config = config_of(asked, DockerSettings(), NO_RULES, None, image, labels={}, log_bytes=1 << 20, limit=limit)
     assert f"LD_PRELOAD=/image.so:{LIBRARY_AT}" in config["Env"]
     assert f"MOORAGE_LIMITER={SEGMENT_AT}" in config["Env"]
     path = one._segments[NAME].path

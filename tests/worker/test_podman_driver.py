@@ -92,7 +92,9 @@ class Rig:
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
         resources, gpu = run.pop("resources", None), run.pop("gpu", None)
-        request = Request(run=Run(driver="podman", image=image, argv=list(argv), **run), gpu=gpu, resources=resources)
+        config = {"podman": {key: run.pop(key) for key in ("shm_mib",) if key in run}}
+        asked = Run(driver="podman", image=image, argv=list(argv), **run)
+        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
         self.driver.start(
@@ -187,6 +189,9 @@ async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path
         host = told["HostConfig"]
         assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (500_000_000, 64 << 20, 64 << 20)
         assert host["ShmSize"] == 3 << 20
+        asks = rig.start("asks", "cat", "/proc/mounts", shm_mib=5)
+        assert await rig.reported(Ended, asks) == (asks, 0, "exit")
+        assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
         assert (host["PidsLimit"], host["Privileged"], host["NetworkMode"]) == (99, False, "none")
         assert (host["PidMode"], host["RestartPolicy"]["Name"], host["PortBindings"]) == ("private", "", {})
         text = await rig.said(name, "NoNewPrivs:\t1")

@@ -36,6 +36,7 @@ from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.lease_session import NEVER_S
+from moorage.worker.lost_members import LostMembers
 from moorage.worker.member_claims import MemberClaims, check_named
 from moorage.worker.member_messages import (
     AnswerRefused,
@@ -171,9 +172,10 @@ class Agent:
             settings.guard_grace_s if settings.guard else None,
         )  # fmt: skip
         self.watch.explained = self.guard.explained
+        self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session)
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
-            self.members.held,
+            self.members.held, self.lost,
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
@@ -187,8 +189,9 @@ class Agent:
         self.queue: deque[Event | Delivery | _Answer] = deque()
         self.left = asyncio.Event()
         self.where = ""  # the server's address without secrets, for the log
-        #: called with True when an operator begins to drain this worker, and with False when the drain is cancelled
-        self.on_draining: Callable[[bool], None] = lambda draining: None
+        #: called with True and the seconds until its deadline (None: it has none) when an operator begins to drain this
+        #: worker or moves the deadline, and with False when the drain is cancelled
+        self.on_draining: Callable[[bool, float | None], None] = lambda draining, within_s: None
         #: called when another worker has this worker's id and keeps it
         self.on_given_up: Callable[[Problem], None] = lambda problem: None
         self._strays: dict[MemberName, Driver] = {}
@@ -216,7 +219,7 @@ class Agent:
             SetFence: self._set_fence,
             SayHello: lambda command: self.reporter.say_hello(),
             GiveUp: lambda command: self.on_given_up(command.problem),
-            Draining: lambda command: self.on_draining(command.draining),
+            Draining: lambda command: self.on_draining(command.draining, command.within_s),
             Well: self._on_well,
             SendGoodbye: self.leader.send_goodbye,
             Log: self.say,
@@ -236,6 +239,7 @@ class Agent:
         await self.reporter.open()
         self._is_open = True
         self.spawn(self.guard.run())
+        self.spawn(self.lost.run())
         self.host.wake(self)
 
     async def close(self) -> None:

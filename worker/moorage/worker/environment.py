@@ -157,7 +157,7 @@ def device_environment(
     SharingUnavailable if an MPS directory is missing, if the time-slicing file is not a regular file, or if the lease
     is not of the device that `time_slice_index` names. With `simulated` no directory and no file is checked, since
     simulated workers have no daemons. With `has_own_mps` the worker runs the MPS daemons, and `ManagedMps.join` gives
-    their variables.
+    their variables; else the share of each device is set as the limits of a client of the operator's daemon.
     """
     environment = JobEnvironment(
         MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
@@ -165,7 +165,7 @@ def device_environment(
         **_visible_devices(devices),
     )
     if devices and mode == "mps" and not has_own_mps:
-        environment.update(_mps_directories(spec, must_exist=not simulated))
+        environment.update(_mps_directories(spec, must_exist=not simulated) | _mps_limits(spec, len(devices)))
     if devices and mode == "time-slice":
         _check_time_slice(spec, devices, must_exist=not simulated)
     return environment
@@ -223,6 +223,19 @@ def _mps_directories(spec: GpuSpec, *, must_exist: bool) -> dict[str, str]:
         if must_exist and not os.path.isdir(path):
             raise SharingUnavailable("mps", f"the directory {path} of a running daemon is missing", path)
     return dict(zip(MPS_DIRECTORIES, (pipes, logs), strict=True))
+
+
+def _mps_limits(spec: GpuSpec, gpus: int) -> dict[str, str]:
+    """Return the variables that keep each process to its share: a client counts its own devices from 0.
+
+    They can only lower the limits of the operator's daemon.
+    """
+    share, limits = spec.share, {}
+    if share is not None and share.memory_mib:
+        limits["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{at}={share.memory_mib}M" for at in range(gpus))
+    if share is not None and share.compute_percent < 100:
+        limits["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.compute_percent)
+    return limits
 
 
 def _check_time_slice(spec: GpuSpec, devices: Sequence[Device], *, must_exist: bool) -> None:

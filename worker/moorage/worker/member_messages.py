@@ -460,9 +460,13 @@ class SayHello(msgspec.Struct, frozen=True):
 
 
 class Draining(msgspec.Struct, frozen=True):
-    """An operator began to drain this worker, or cancelled the drain."""
+    """An operator began to drain this worker, moved the drain's deadline, or cancelled the drain.
+
+    `within_s` is the time that is left; None: the drain has no deadline.
+    """
 
     draining: bool
+    within_s: float | None = None
 
 
 class Well(msgspec.Struct, frozen=True):

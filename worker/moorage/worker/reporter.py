@@ -20,11 +20,12 @@ from moorage.schemas.subjects import Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import Driver
 from moorage.worker.idle_watch import IdleJobs, UnusedJobs
-from moorage.worker.inspection import inspect
+from moorage.worker.inspection import FINDINGS_MAX, inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.lease_session import NEVER_S
+from moorage.worker.lost_members import LostMembers
 from moorage.worker.member_messages import Event, HealthChanged, Log, Member, MemberName
 from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.policy import Policy
@@ -56,6 +57,7 @@ class Reporter:
         policy: Policy,
         guard: MemoryGuard,
         held: Mapping[MemberName, Member],
+        lost: LostMembers,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -66,6 +68,7 @@ class Reporter:
         self.watch = watch
         self.policy = policy
         self.guard = guard
+        self._lost = lost
         #: each takes every reading of real devices and may return an event
         self.meters: list[Meter] = [
             UsageMeter(held, drivers).read,
@@ -192,10 +195,12 @@ class Reporter:
             before = self.pool.slot_states()
             readings = await self.inventory.sample()
             baselines = [self.inventory.memory_baseline_mib(slot) for slot in range(len(self.devices))]
-            findings, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+            found, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+            findings = [*found, *(await self._lost.findings())]
+            more += max(0, len(findings) - FINDINGS_MAX)
         finally:
             self._looking = False
-        looked = Looked(self.worker, frame.ask, findings=findings, more=more)
+        looked = Looked(self.worker, frame.ask, findings=findings[:FINDINGS_MAX], more=more)
         self._shell.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
 
     def _pool_changed(self) -> None:

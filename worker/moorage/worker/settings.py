@@ -320,6 +320,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "INFO"
 
     def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            given = getattr(self, name)
+            if isinstance(given, Path) and not given.is_absolute():  # the supervisor has another current folder
+                msgspec.structs.force_setattr(self, name, given.absolute())
         if self.worker is not None and not is_worker(self.worker):
             raise ValueError(f"id must match {WORKER.pattern}, found {self.worker[:80]!r}")
         for name, form in (("address", _ADDRESS), ("interface", _INTERFACE)):

@@ -233,8 +233,9 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
     """The answer to a renewal. A ledger record was acknowledged that was appended after the renewal came, which proves
     the reign.
 
-    `draining`: an operator drains the worker, which then asks back what it lends to processes of its host. `level` is
-    that of `Joined`, which an operator may have raised.
+    `draining`: an operator drains the worker, which then asks back what it lends to processes of its host, within
+    `drain_s` seconds from now; null: the drain has no deadline. `level` is that of `Joined`, which an operator may have
+    raised.
     """
 
     n: int
@@ -242,6 +243,7 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
     v: int = VERSION
     draining: bool = False
     level: int = 1
+    drain_s: float | None = None
 
 
 class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -27,6 +27,7 @@ from moorage.worker.environment import (
     SharingUnavailable,
     lay_over,
 )
+from moorage.worker.inventory.cdi import KINDS, Registry
 from moorage.worker.inventory.device_nodes import device_nodes
 from moorage.worker.limiter.limits import ContainerLimit
 from moorage.worker.policy import Policy
@@ -34,11 +35,9 @@ from moorage.worker.settings import check_rules
 
 MPS: Final = "mps"
 _MIB: Final = 1 << 20
-#: a kind of one letter crashes dockerd 26 when it reads such a name
-_CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]+=[A-Za-z0-9][A-Za-z0-9_.:-]*")
-#: where a container has the folder of its attempt
 #: where a container finds the file that its job names as `gpu.time_slicing_config_path`
 TIME_SLICING_AT: Final = "/etc/nvidia/gpu-time-slicing.yaml"
+#: where a container has the folder of its attempt
 FOLDER_AT: Final = "/work"
 #: -1 means no change of user
 _ID_MAX: Final = (1 << 32) - 1
@@ -288,7 +287,7 @@ def config_of(
     assignment: Assignment,
     settings: ContainerSettings,
     policy: Policy,
-    info: Mapping[str, Any],
+    specs: Registry | None,
     image: Image = Image(),  # noqa: B008
     *,
     labels: Mapping[str, str],
@@ -304,12 +303,13 @@ def config_of(
 ) -> dict[str, Any]:
     """Return the configuration of a container, in the form of an engine's API.
 
-    `info` is the engine's description of itself; `image` is needed with `variables` or `limit`. `folder` is the
-    attempt's own folder on this host, `variables` the file of its secrets (container_entry.py), and `limit` the
-    limiter's part of the container. `nodes` are the files of devices, from `Kit.nodes`. `mps` are the variables of an
-    MPS daemon that the worker runs for this container; None if it runs none.
+    `specs` are the CDI specs that the engine reads, None for an engine without CDI; `image` is needed with `variables`
+    or `limit`. `folder` is the attempt's own folder on this host, `variables` the file of its secrets
+    (container_entry.py), and `limit` the limiter's part of the container. `nodes` are the files of devices, from
+    `Kit.nodes`. `mps` are the variables of an MPS daemon that the worker runs for this container; None if it runs
+    none.
 
-    Raises SharingUnavailable. Raises Refused for a device without a valid CDI name or a file in /dev, and for
+    Raises SharingUnavailable. Raises Refused for a device without a file in /dev, and for
     `variables` if neither the job nor its image names a program.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
@@ -328,7 +328,7 @@ def config_of(
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "PidsLimit": settings.pids_max,
-        "ShmSize": settings.shm,
+        "ShmSize": _shm_bytes(request) or settings.shm,
         "Binds": [*settings.mounts, *(_for(tenant, settings.mounts_for) or "").split()],
         "Mounts": [{"Type": "bind", "Source": os.path.abspath(folder), "Target": FOLDER_AT}] if folder else [],
         "LogConfig": {"Type": "local", "Config": {"max-size": f"{max(_MIB, log_bytes)}", "max-file": "2"}},
@@ -345,7 +345,7 @@ def config_of(
         if resources.memory_mib:
             host["Memory"] = host["MemorySwap"] = resources.memory_mib * _MIB
     if assignment.devices and not simulated:
-        asked, shown = devices_of(assignment.devices, settings, info, nodes)
+        asked, shown = devices_of(assignment.devices, settings, specs, nodes)
         host |= asked
         ours |= shown
     if bindings := _bindings(assignment, network, published):
@@ -377,6 +377,12 @@ def config_of(
     if run.cwd or (folder and run.argv):  # an image's own command starts in the image's own folder
         config["WorkingDir"] = os.path.join(FOLDER_AT if folder else "/", run.cwd or "")
     return config
+
+
+def _shm_bytes(request: Request) -> int:
+    """Return the size of /dev/shm that a request asks for; 0 if it asks for none."""
+    block = request.blocks.get(request.workload.driver)
+    return int((block.get("shm_mib") if isinstance(block, dict) else None) or 0) * _MIB
 
 
 def _join_daemon(host: dict[str, Any], ours: Mapping[str, str]) -> None:
@@ -454,22 +460,22 @@ def ids_in(passwd: bytes, user: str) -> tuple[int, int] | None:
 def devices_of(
     devices: Sequence[Device],
     settings: ContainerSettings,
-    info: Mapping[str, Any],
+    specs: Registry | None,
     own: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the part of a container's configuration that requests these devices, and the variables for them.
 
-    `own` are the files in /dev of each device alone, by uuid. NVIDIA devices are requested by CDI if the engine reports
-    CDI, else by NVIDIA's hook; all others by their nodes. Raises Refused for an invalid CDI name, and for a device
-    without a node of its own.
+    `own` are the files in /dev of each device alone, by uuid. NVIDIA devices are requested by CDI if the engine's specs
+    have all of them, else by NVIDIA's hook, which knows them by their uuids; all others by their nodes. So a slice of
+    MIG that is younger than the specs is found. Raises Refused for a device without a node of its own.
     """
     asked: dict[str, Any] = {}
     variables: dict[str, str] = {}
     if nvidia := [device for device in devices if device.vendor == "nvidia"]:
         words = [word for word in settings.nvidia_capabilities.split(",") if word]
         variables["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(words)
-        if info.get("CDISpecDirs"):
-            names = [_cdi_name(device) for device in nvidia]
+        names = [] if specs is None else [cdi_name(device, specs) for device in nvidia]
+        if specs is not None and (all(name in specs.devices for name in names) or any(map(_is_known_by_cdi, nvidia))):
             asked["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": names}]
             variables["NVIDIA_VISIBLE_DEVICES"] = "void"  # the image may set "all", and NVIDIA's hook may be active too
         else:
@@ -491,17 +497,15 @@ def devices_of(
     return asked, variables
 
 
-def _cdi_name(device: Device) -> str:
-    name = device.cdi[0] if device.cdi else f"nvidia.com/gpu={device.uuid}"
-    if not _CDI.fullmatch(name):
-        raise refuse(
-            "failed-precondition",
-            f"{START_FAILED}: the worker knows its GPU {device.uuid} by {name[:80]!r}, which is not a CDI name",
-            found=name[:80],
-            allowed="vendor/class=name",
-            next="the worker's administrator mends the CDI specs of that host",
-        )
-    return name
+def cdi_name(device: Device, specs: Registry) -> str:
+    """Return the device's name in these specs; if they do not have it, the name that it should have there."""
+    names = [*device.cdi, f"{KINDS['nvidia']}={device.uuid}"]
+    return next((name for name in names if name in specs.devices), names[0])
+
+
+def _is_known_by_cdi(device: Device) -> bool:
+    """Return whether only CDI knows the device, since this host has no NVML: then its uuid is its CDI name."""
+    return "=" in device.uuid
 
 
 def _nodes(device: Device, own: Sequence[str], root: Path = Path("/")) -> list[str]:

@@ -14,6 +14,8 @@ from moorage.worker.environment import HostAtFault, not_here, without_prefix
 #: messages of an engine if the job itself names something that does not exist
 _NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)
 _BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
+#: what an engine says that lacks NVIDIA's hook
+_NO_GPUS: Final = re.compile(r"could not select device driver")
 #: messages of a pull for which the same one may succeed later: want of room, too many requests, a registry that is down
 _MAY_PASS: Final = re.compile(
     r"no space left|quota exceeded|connection (refused|reset)|too ?many ?requests|time(d )?[- ]?out|deadline exceeded"
@@ -73,6 +75,11 @@ def start_fault(error: EngineError, is_created: bool) -> CannotStart:
             return CannotStart(CODE_NOT_FOUND, message)
         if _BAD_PROGRAM.search(message):
             return CannotStart(CODE_CANNOT_START, message)
+    if _NO_GPUS.search(message):
+        message += (
+            ": the engine has no CDI spec with these GPUs, and no hook of NVIDIA's. Run nvidia-ctk cdi generate on "
+            "that host, or install nvidia-container-toolkit"
+        )
     return CannotStart(None, message)
 
 

@@ -41,6 +41,7 @@ from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.environment import without_prefix
+from moorage.worker.inventory.cdi import read_registry
 from moorage.worker.limiter.limits import ContainerLimit, Limits
 from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.policy import Policy
@@ -57,6 +58,8 @@ PULL_S_MAX: Final = 1800.0
 #: a file of images whose C library is musl, and a file of images with glibc
 MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
 GLIBC: Final = "/etc/ld.so.cache"
+#: why a member did not start that was asked to end meanwhile
+ENDED_FIRST: Final = "it was asked to end before its start"
 #: parts of an engine's security options if its containers' users differ from the host's
 _MAPS_USERS: Final = ("rootless", "userns")
 
@@ -142,7 +145,7 @@ class Starter:
             member.is_told = True
             await self._tell(member, assignment)
             if member.is_ending:
-                raise CannotStart(None, "it was asked to end before its start")
+                raise CannotStart(None, ENDED_FIRST)
             async with self._starts:
                 await self._host.engine.start(member.container)
         finally:
@@ -253,6 +256,10 @@ class Starter:
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
         if info is None:
             raise CannotStart(None, "the container engine does not answer")
+        specs, folders = None, info.get("CDISpecDirs")
+        if folders and not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
+            # the engine's own folders, which may be others than this host's usual ones
+            specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
             folder = ""
             if assignment.has_folder:
@@ -262,7 +269,7 @@ class Starter:
             if wanted := ports_wanted(assignment.request):
                 published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
             return config_of(
-                assignment, self._own, self._policy, info, image, published=published,
+                assignment, self._own, self._policy, specs, image, published=published,
                 folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
                 simulated=self._simulated, nodes=self._nodes, mps=mps,

@@ -16,7 +16,7 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -238,6 +238,9 @@ class HandlerDriver(Driver):
         running.notice = loop.call_later(notice_s, self._ask_to_stop, running, grace_s, "end", why)
         return None
 
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        return {name for name, run in self._running.items() if run.storing or run.overdue or not run.work.done()}
+
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         return {"result_s": settings.result_keep, "result_bytes": settings.result_bytes}
 
@@ -297,7 +300,7 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
-            running.work = loop.create_task(contained(handler(context)), name=f"handler {context.job}")
+            running.work = loop.create_task(contained(handler, context), name=f"handler {context.job}")
         else:
             running.work = in_thread(handler, context) if self._threads else at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
@@ -316,7 +319,9 @@ class HandlerDriver(Driver):
                 work.close()
             self._over(running, CODE_ENDED, running.reason)
             return
-        running.work = asyncio.get_running_loop().create_task(contained(work), name=f"handler {running.context.job}")
+        running.work = asyncio.get_running_loop().create_task(
+            contained(lambda _: work, running.context), name=f"handler {running.context.job}"
+        )
         running.work.add_done_callback(lambda done: self._returned(running, done))
 
     # -- stopping

@@ -32,6 +32,7 @@ from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver, Livi
 from moorage.worker.drivers.container_config import (
     MPS,
     Image,
+    cdi_name,
     check_container_policy,
     check_host_ipc,
     check_network,
@@ -61,7 +62,7 @@ from moorage.worker.drivers.podman_command import (
 from moorage.worker.drivers.process import ENGINE, LACKS, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import HostAtFault, LacksHere
-from moorage.worker.inventory.cdi import CdiError, folders, read_registry
+from moorage.worker.inventory.cdi import CdiError, Registry, folders, read_registry
 from moorage.worker.member_messages import MemberName, Started
 from moorage.worker.memory_folder import NoMemory
 from moorage.worker.secret_files import secret_variables
@@ -156,6 +157,7 @@ class PodmanDriver(ProcessDriver):
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[MemberName, asyncio.Task[None]] = {}
         self._to_remove: set[MemberName] = set()
+        self._orphans: set[MemberName] = set()  # their supervisor died, and podman has not removed their containers yet
         self._images_file: Path | None = None  # podman rewrites it when an image comes, goes or is renamed
         self._found: dict[str, _Stamp] = {}  # images that were present at that stamp; emptied when a start fails
         self._cleans: asyncio.Task[None] | None = None
@@ -189,6 +191,20 @@ class PodmanDriver(ProcessDriver):
 
     def can(self) -> Capabilities:
         return msgspec.structs.replace(Driver.can(self), memory_limit="memory" in limits_here())
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        """Return also the members whose containers podman still runs, whatever the supervisor knows of them."""
+        supervised = await super().living(names)
+        if supervised is None:
+            return None
+        found = {*supervised, *self._orphans}
+        if found.issuperset(names):
+            return found
+        try:
+            there = {name_of(key) for _, key in await self._containers() if key.partition("|")[0] == self._owner}
+        except (OSError, TimeoutError, ValueError):
+            return None
+        return found | there
 
     def check(self, request: Request) -> None:
         check_request(request, self.own)
@@ -242,9 +258,12 @@ class PodmanDriver(ProcessDriver):
         name, request = assignment.name, assignment.request
         try:
             await self._have_image(name, request.image)
-            if nodes := await asyncio.to_thread(self._nodes, assignment):
+            specs = Registry()
+            if not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
+                specs = await asyncio.to_thread(read_registry, folders())
+            if nodes := self._nodes(assignment, specs):
                 self._file(name, _NODES).write_text("\n".join(nodes))
-            return msgspec.structs.replace(member, argv=await self._words(assignment, mps or None))
+            return msgspec.structs.replace(member, argv=await self._words(assignment, specs, mps or None))
         except CannotStart as refused:
             if refused.code is None:
                 raise HostAtFault(str(refused)) from None
@@ -267,6 +286,7 @@ class PodmanDriver(ProcessDriver):
             name = name_of(key)
             if event.reason == "supervisor-died" and name in self._known:
                 self._known.discard(name)
+                self._orphans.add(name)
                 self._do(self._end_by_podman(key, event))
                 return
             looking = self._starting.pop(name, None)
@@ -412,21 +432,21 @@ class PodmanDriver(ProcessDriver):
         [inspected] = msgspec.json.decode(done.out)
         return Image.of(inspected)
 
-    def _nodes(self, assignment: Assignment) -> list[str]:
-        """Return the device nodes that CDI must inject for the NVIDIA devices with a CDI name; empty if simulated.
+    def _nodes(self, assignment: Assignment, specs: Registry) -> list[str]:
+        """Return the device nodes that CDI must inject for the NVIDIA devices; empty if simulated.
 
-        Raises CannotStart for a device without a spec.
+        Raises CannotStart for a device that no spec has: podman has no other way to give it to a container.
         """
-        names = [each.cdi[0] for each in assignment.devices if each.vendor == "nvidia" and each.cdi]
+        names = [cdi_name(each, specs) for each in assignment.devices if each.vendor == "nvidia"]
         if self._simulated or not names:
             return []
-        registry = read_registry(folders())
         try:
-            return [node.path for node in registry.resolve(names).device_nodes]
+            return [node.path for node in specs.resolve(names).device_nodes]
         except CdiError as error:
-            raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
+            mend = "run nvidia-ctk cdi generate on that host"
+            raise CannotStart(None, "; ".join([str(error), *specs.faults, mend])) from None
 
-    async def _words(self, assignment: Assignment, mps: Mapping[str, str] | None) -> tuple[str, ...]:
+    async def _words(self, assignment: Assignment, specs: Registry, mps: Mapping[str, str] | None) -> tuple[str, ...]:
         """Return the command line of `podman run`. Raises CannotStart, HostAtFault.
 
         Make the limiter's segment and the file of secrets, and take the ports, that it names.
@@ -440,7 +460,7 @@ class PodmanDriver(ProcessDriver):
             variables = self._entries.write(self._key(name), secrets) if secrets else None
             published = self.ports.take(self._key(name), wanted, ports_of(name[0], self.own)) if wanted else None
             config = config_of(
-                assignment, self.own, self._policy, {"CDISpecDirs": True}, image, published=published,
+                assignment, self.own, self._policy, specs, image, published=published,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables, limit=limit,
                 folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
                 interface=self._interface, simulated=self._simulated, nodes=self.nodes, mps=mps,
@@ -524,8 +544,21 @@ class PodmanDriver(ProcessDriver):
                 if (await self.podman.ask(*words)).code == 0:
                     break
             await asyncio.sleep(RETRY_S)
+        self._orphans.discard(name_of(key))
         self.on_event(key, event)
         self.on_events_over()
+
+    async def _containers(self, *options: str) -> list[list[str]]:
+        """Return id and member's key of each running container of this state folder; of all of them with `--all`.
+
+        Raises OSError, TimeoutError, ValueError.
+        """
+        form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
+        ours = f"--filter=label={LABEL_STATE}={self._mark}"
+        listed = await self.podman.ask("ps", *options, "--no-trunc", ours, form)
+        if listed.code:
+            raise OSError(listed.error)
+        return [line.split(" ", 1) for line in listed.out.splitlines()]
 
     async def _sweep(self, living: Sequence[MemberName]) -> None:
         """Remove this driver's containers, and its files in `FOLDER`, except those of these members.
@@ -533,12 +566,7 @@ class PodmanDriver(ProcessDriver):
         Log a warning for containers that podman does not remove. Raises OSError, TimeoutError, ValueError.
         """
         known = {self._key(name) for name in living}
-        form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
-        ours = f"--filter=label={LABEL_STATE}={self._mark}"
-        listed = await self.podman.ask("ps", "--all", "--no-trunc", ours, form)
-        if listed.code:
-            raise OSError(listed.error)
-        pairs = [line.split(" ", 1) for line in listed.out.splitlines()]
+        pairs = await self._containers("--all")
         left = [each for each, key in pairs if key.partition("|")[0] == self._owner and key not in known]
         for at in range(0, len(left), AT_ONCE):
             done = await self.podman.ask("rm", "--force", "--ignore", "--time=0", *left[at : at + AT_ONCE])

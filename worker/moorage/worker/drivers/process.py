@@ -191,6 +191,10 @@ class ProcessDriver(Driver):
             self._folders.begin(name_of(key) for key, _, _ in listed)
         if self._limits is not None:
             self._limits.begin(name_of(key) for key, _, _ in listed)
+        for key, state, event in listed:  # before the wait below: a member may end meanwhile
+            if state != "ended":
+                self._known.add(name_of(key))
+                self._note_pid(name_of(key), event)
         frozen: set[MemberName] = set()
         if self._freezer is not None:
             running = [name_of(key) for key, state, _ in listed if state != "ended"]
@@ -213,9 +217,8 @@ class ProcessDriver(Driver):
                 else:
                     living.append(Living(name, "refused", 0, why))
             else:
-                self._known.add(name)
-                self._note_pid(name, event)
-                self._taken_over(name)
+                if name in self._known:
+                    self._taken_over(name)
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
         if self._folders is not None:
@@ -351,6 +354,19 @@ class ProcessDriver(Driver):
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._link.set_fence(self._owner, deadline_s, grace_s)
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        listed = await self._link.listed(self._owner)
+        if listed is None:
+            return None
+        left = {name_of(key) for key, state, _ in listed if state != "ended"}
+        return left | self._bringing.keys() | self._storing.keys()
+
+    def give_up(self, name: MemberName) -> None:
+        self._known.discard(name)
+        self._processes.ended(name)
+        self._over([name])
+        super().give_up(name)
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds = self._link.keeper.bounds

@@ -400,9 +400,11 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
 
 
 def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
-    """Return the MiB of each compute process by pid, without MPS's own; of a pid in both lists, the larger number.
+    """Return the MiB of each process by pid, without MPS's own; of a pid in several lists, the largest number.
 
-    Raises HeldUnknown if the driver does not report the memory of one of them, NVMLError, AttributeError.
+    A process that only does graphics is left out if the driver does not report its memory: a desktop may be one, and
+    must not end the guarding of the others. Raises HeldUnknown if that of a compute process is not reported, NVMLError,
+    AttributeError.
     """
     found: dict[int, int] = {}
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
@@ -412,6 +414,9 @@ def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
                 raise HeldUnknown(f"NVML does not tell what pid {pid} {_name_of(pid, proc)}".rstrip() + " holds")
             if not _name_of(pid, proc).startswith(MPS_COMM):
                 found[pid] = max(found.get(pid, 0), int(used) // _MIB)
+    for entry in _optional(api, partial(_call, api, "nvmlDeviceGetGraphicsRunningProcesses", raw), list[Any]()):
+        if entry.usedGpuMemory is not None:
+            found[int(entry.pid)] = max(found.get(int(entry.pid), 0), int(entry.usedGpuMemory) // _MIB)
     return found
 
 

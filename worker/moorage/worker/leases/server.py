@@ -55,7 +55,7 @@ from moorage.worker.pool import GpuLease, GpuPool
 CONNECTIONS_MAX: Final = 256
 #: a peer that connects and sends no request within this time is disconnected
 FIRST_WORD_S_MAX: Final = 5.0
-#: how long holders have to give back when an operator drains the worker; a drain names no time
+#: how long holders have to give back when an operator drains the worker without a deadline
 DRAIN_S: Final = 3600.0
 DRAINED: Final = "the worker is drained"
 #: how long a holder has to give back devices that it did not use for too long
@@ -128,9 +128,7 @@ class LeaseServer:
 
     def _ask_back(self, holder: Holder, asked: AskedBack) -> None:
         before = holder.asked_back
-        if asked.reason == DRAINED:
-            holder.drained = holder.drained or asked
-        elif holder.recalled is None or asked.deadline_boottime_s < holder.recalled.deadline_boottime_s:
+        if holder.recalled is None or asked.deadline_boottime_s < holder.recalled.deadline_boottime_s:
             holder.recalled = asked
         self._asked_anew(holder, before)
 
@@ -170,22 +168,26 @@ class LeaseServer:
             async with asyncio.timeout(within_s):
                 await self._empty.wait()
 
-    def drain(self, draining: bool) -> None:
-        """With True, lend nothing more and ask for all leases within `DRAIN_S`. With False, end that: lend again.
+    def drain(self, draining: bool, within_s: float | None = None) -> None:
+        """With True, lend nothing more and ask for all leases within `within_s` seconds; None: within `DRAIN_S`.
 
-        Then the deadlines of the drain have no effect any more, and holders get a message; what was asked back for
-        another reason stays so. Does nothing if the server lends nothing for another reason.
+        With False, end that: lend again. A deadline of a drain that is over or replaced has no effect any more, and
+        holders get a message; what was asked back for another reason stays so. Does nothing if the server lends nothing
+        for another reason.
         """
-        if draining and not self._closing:
+        if self._closing not in ("", DRAINED) or (not draining and not self._closing):
+            return
+        asked = None
+        if draining:
             self._refuse(DRAINED)
-            self.ask_back(DRAINED, DRAIN_S)
-        elif not draining and self._closing == DRAINED:
+            asked = AskedBack(DRAINED, boottime_s() + (DRAIN_S if within_s is None else within_s))
+        else:
             self._closing = ""
-            for holder in self.holders:
-                before, holder.drained = holder.asked_back, None
-                if holder.asked_back != before:
-                    self._returning.stays(holder)
-                self._asked_anew(holder, before)
+        for holder in self.holders:
+            before, holder.drained = holder.asked_back, asked
+            if holder.asked_back != before:
+                self._returning.stays(holder)
+            self._asked_anew(holder, before)
 
     def _refuse(self, reason: str) -> None:
         """Lend nothing from now on; refuse the borrowers that wait, and close their connections."""

@@ -7,6 +7,7 @@ updates the fleet's view. Races are decided by the order in the ledger (ledger-r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -79,6 +80,8 @@ EXIT_CODE_MAX: Final = 2**31 - 1
 _WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
 _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING, FROZEN)
+#: a name or an address of a host, as a worker's setting `address` takes it, and an IPv6 address in brackets
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:%\[\]-]{1,255}")
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
@@ -89,7 +92,8 @@ def backoff_ms(base: int, used: int, at_most: int) -> int:
 def is_address(detail: str) -> bool:
     """Return whether a claimed report's detail is an `address:port` that START may send to the other ranks."""
     address, _, port = detail.rpartition(":")
-    return bool(address) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
+    return is_port and _HOST.fullmatch(address) is not None
 
 
 def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact]) -> list[Member]:
