@@ -42,6 +42,9 @@ class Keeping:
         self.refusals: list[Exception] = []
 
     async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["stream"] == "order":
+            plain: dict[str, Any] = msgspec.to_builtins(LogPage(1, "order"))
+            return plain
         self.asked += 1
         if self.refusals:
             raise self.refusals.pop()
@@ -283,3 +286,40 @@ def test_a_tail_has_as_many_lines_as_asked_for_whatever_their_length(
     for count in (0, 1, 2, 7, 39, 40, 41, 1000):
         whole = b"\n".join(lines[-count:]) + ends if count else b""
         assert asyncio.run(tail(count)) == whole
+
+
+class Both:
+    """What a worker keeps of an attempt that wrote to both streams, with the order in which that arrived."""
+
+    def __init__(self, parts: list[tuple[str, bytes]], told: int) -> None:
+        self.data = {"out": b"", "err": b"", "order": b""}
+        runs: list[int] = [0]
+        for stream, data in parts:
+            if len(runs) % 2 != (stream == "out"):
+                runs.append(0)
+            self.data[stream] += data
+            runs[-1] += len(data)
+        self.data["order"] = b"".join(run.to_bytes(4, "little") for run in runs[:told])
+
+    async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        asked = msgspec.convert(arguments, LogsAsked)
+        ask = ReadLog("s", "acme", "j", 0, 1, 7, "process", asked.stream, asked.offset, min(asked.limit, 37))
+        built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(page_of(self.data[asked.stream], ask, True)))
+        return built
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_both_streams_come_in_the_order_in_which_they_arrived(seed: int) -> None:
+    chance = random.Random(seed)
+    parts = [(chance.choice(["out", "err"]), chance.choice(ALPHABET)) for _ in range(chance.randint(0, 40))]
+    told = chance.choice([0, 3, 1000])
+
+    async def scenario() -> list[Piece]:
+        return [piece async for piece in Joiner(cast(AsyncClient, Both(parts, told)), "j").kept(0, 1)]
+
+    pieces = asyncio.run(scenario())
+    for stream in ("out", "err"):
+        assert b"".join(raw(piece) for piece in pieces if piece.stream == stream) == Both(parts, 0).data[stream]
+        assert [piece.end for piece in pieces if piece.stream == stream].count(True) == 1
+    if told > len(parts) and all(Both(parts, 0).data[stream] for stream in ("out", "err")):
+        assert b"".join(map(raw, pieces)) == b"".join(data for _, data in parts)
