@@ -173,7 +173,8 @@ def test_of_any_stream_each_page_has_the_bytes_that_it_names(tmp_path: Path, see
     stream.close()
     if not data:
         return
-    kept, offset = {}, 0
+    kept: dict[int, int] = {}
+    offset = 0
     while True:
         page = page_in(path, offset)
         kept |= dict(enumerate(raw(page), page.offset))
@@ -254,6 +255,6 @@ def test_the_order_of_streams_takes_no_more_than_its_bound(tmp_path: Path, monke
         path.unlink(missing_ok=True)
         order = ArrivalOrder(str(path), room)
         for at in range(100):
-            order.note(("stdout", "stderr")[at % 2], 1)  # type: ignore[arg-type]
+            order.note(("stdout", "stderr")[at % 2], 1)
         order.close()
         assert (path.stat().st_size if path.exists() else 0) == (0 if isinstance(room, Full) else 40)

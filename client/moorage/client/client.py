@@ -147,11 +147,12 @@ class AsyncClient(Connected):
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`.
 
         Output that was lost on the way is read again from the worker, as long as the worker keeps it. `lost_bytes`
-        is the number of bytes that are still missing. Only the last 16 MiB of each stream of each replica are
-        kept, and of all runs of this client 192 MiB: beyond that, the beginning of the longest stream goes. `timeout` defaults to `wait_timeout`. The job goes on if the timeout passes or this call is cancelled.
-        For the first 5 seconds, and until the job ends if the request does not set `events`, the client may receive the
-        events of all jobs of the tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output,
-        too), `TimedOut`, and what `submit` raises.
+        is the number of bytes that are still missing. Only the last 16 MiB of each stream of each replica are kept, and
+        of all runs of this client 192 MiB: beyond that, the beginning of the longest stream goes. `timeout` defaults to
+        `wait_timeout`. The job goes on if the timeout passes or this call is cancelled. For the first 5 seconds, and
+        until the job ends if the request does not set `events`, the client may receive the events of all jobs of the
+        tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output, too), `TimedOut`, and what
+        `submit` raises.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
