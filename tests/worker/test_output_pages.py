@@ -16,7 +16,7 @@ from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage, ReadLog
 from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container_engine import Piece
-from moorage.worker.drivers.container_output import _Mark, _Stream
+from moorage.worker.drivers.container_output import ContainerOutput, _Mark, _Stream
 from moorage.worker.output_pages import page_of, read_page
 from moorage.worker.supervisor.output import (
     NOTICE_BYTES_MAX,
@@ -25,6 +25,7 @@ from moorage.worker.supervisor.output import (
     OutputPump,
     cut_at,
     cut_notice,
+    order_path,
 )
 from moorage.worker.supervisor.protocol import Stream
 
@@ -258,3 +259,22 @@ def test_the_order_of_streams_takes_no_more_than_its_bound(tmp_path: Path, monke
             order.note(("stdout", "stderr")[at % 2], 1)
         order.close()
         assert (path.stat().st_size if path.exists() else 0) == (0 if isinstance(room, Full) else 40)
+
+
+def test_of_a_container_the_order_is_recorded_by_the_first_agent(tmp_path: Path) -> None:
+    pieces = [Piece(at % 3 == 0, f"2026-01-01T00:00:{at:02}Z", b"x" * at) for at in range(1, 9)]
+    output = ContainerOutput(tmp_path, "k", 1000)
+    for piece in pieces[:5]:
+        output.add(piece)
+    output.mark()
+    output.close(is_over=False)
+    order = Path(order_path(tmp_path, "k"))
+    first = order.read_bytes()
+    assert [first[at] for at in range(0, len(first), 4)] == [3, 3]
+    output = ContainerOutput(tmp_path, "k", 1000)
+    assert output.since
+    for piece in pieces:
+        output.add(piece)
+    output.close(is_over=True)
+    assert output.sizes == (1 + 2 + 4 + 5 + 7 + 8, 3 + 6)
+    assert order.read_bytes() == first
