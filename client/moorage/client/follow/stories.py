@@ -199,7 +199,7 @@ class Following:
             story.is_stale = True
         elif (news := story.take(event)) is not None:
             self._tell([news])
-            self._pending.put_always(news, _size_of(news))  # the story has it already, so nobody would ask for it
+            self._pending.put_always(news, _size_of(news))  # the story has it already, so it is not asked for again
             self._wake()
             return
         if story.has_gap:

@@ -78,7 +78,7 @@ class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     negative one counts from its end. `limit` bounds the page, in bytes.
 
     The stream `order` tells in which order the bytes of the other two arrived. It has numbers of 4 bytes, the lowest
-    byte first: so many bytes of `out`, then so many of `err`, of `out` again, and so on. What arrived after the last
+    byte first: the number of bytes of `out`, then that of `err`, of `out` again, and so on. What arrived after the last
     number is not told. It is empty if one of the streams is, and if the worker does not record it.
     """
 

@@ -14,7 +14,7 @@ from moorage.worker.supervisor.protocol import Ended, Output
 
 #: most bytes of output in one frame
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
-#: with so many frames, both streams of a member have one frame each, in whatever order their pieces came
+#: from this number of frames on, both streams of a member have one frame each, in whatever order their pieces came
 IN_ORDER_MAX: Final = 256
 #: seconds between two notes about one member, and the length of a note
 NOTE_S: Final = 1.0

@@ -144,7 +144,7 @@ class ArrivalOrder:
         self._at = 0
 
     def note(self, stream: Stream, size: int) -> None:
-        """Record that so many bytes of a stream arrived now."""
+        """Record that `size` bytes of a stream arrived now."""
         if self._at < 0:
             return
         if stream != self._stream:
