@@ -134,11 +134,12 @@ class AsyncClient(Connected):
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`.
 
         Output that was lost on the way is read again from the worker, as long as the worker keeps it. `lost_bytes`
-        is the number of bytes that are still missing. Only the last 16 Mi characters of each stream of each replica
-        are kept. `timeout` defaults to `wait_timeout`. The job goes on if the timeout passes or this call is cancelled.
-        For the first 5 seconds, and until the job ends if the request does not set `events`, the client may receive the
-        events of all jobs of the tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output,
-        too), `TimedOut`, and what `submit` raises.
+        is the number of bytes that are still missing. Only the last 16 MiB of each stream of each replica are kept, and
+        of all runs of this client 192 MiB: beyond that, the beginning of the longest stream goes. `timeout` defaults to
+        `wait_timeout`. The job goes on if the timeout passes or this call is cancelled. For the first 5 seconds, and
+        until the job ends if the request does not set `events`, the client may receive the events of all jobs of the
+        tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output, too), `TimedOut`, and what
+        `submit` raises.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
@@ -324,8 +325,8 @@ class AsyncClient(Connected):
     async def events(self) -> AsyncIterator[Event]:
         """Yield every transition of the tenant's jobs from now on, without end.
 
-        Events may be lost while the connection is down, or if 10,000 frames wait for a slow reader. A gap shows in the
-        job's `rev`; `show` has the whole history. Raises `NotPermitted`.
+        Events may be lost while the connection is down, or if more than 256 MiB wait for the readers of this
+        client. A gap shows in the job's `rev`; `show` has the whole history. Raises `NotPermitted`.
         """
         from moorage.client.follow.listening import tenant_events
 

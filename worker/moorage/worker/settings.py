@@ -234,7 +234,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = {}
     stream_output: Annotated[bool, setting("Publish the jobs' output while they run; it is kept in any case.")] = True
     output_cap_bytes: Annotated[
-        int, setting("Size limit of each of a job's two output files.", unit="bytes", ge=0, le=1 << 40)
+        int,
+        setting(
+            "Size limit of each of a job's two output files: of a longer stream its first quarter and its end stay.",
+            unit="bytes",
+            ge=0,
+            le=1 << 40,
+        ),
     ] = OUTPUT_CAP_BYTES_DEFAULT
     output_keep: Annotated[
         float, setting("How long the output of finished jobs is kept.", unit="s", ge=0, le=366 * 86400)

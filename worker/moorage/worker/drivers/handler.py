@@ -361,7 +361,7 @@ class HandlerDriver(Driver):
     def _returned(self, running: _Running, work: asyncio.Future[object]) -> None:
         if self._closed:
             if not work.cancelled() and work.exception() is None and inspect.iscoroutine(left := work.result()):
-                left.close()  # or Python warns that nobody awaited it
+                left.close()  # or Python warns that it was never awaited
             return
         if not work.cancelled() and work.exception() is None and inspect.isawaitable(value := work.result()):
             self._await(running, value)

@@ -262,7 +262,9 @@ class Jobs:
         data = pump.pump()
         if data == b"":
             self._loop.remove_reader(pump.descriptor)
-        elif data and member.start.stream_output:
+        elif data and member.order is not None:
+            member.order.note(pump.stream, len(data))
+        if data and member.start.stream_output:
             self._emit(Output(key=member.key, stream=pump.stream, offset=pump.seen_bytes - len(data), data=data))
         return data
 

@@ -16,7 +16,7 @@ from moorage.worker.supervisor.child import StartRefused, why_not
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.launcher_client import Launcher
 from moorage.worker.supervisor.member import Member
-from moorage.worker.supervisor.output import OutputPump, output_paths
+from moorage.worker.supervisor.output import ArrivalOrder, OutputPump, order_path, output_paths
 
 
 @dataclass(slots=True)
@@ -71,6 +71,7 @@ class Launches:
         stdout, stderr = output_paths(self.state, start.key)
         member.pumps.append(OutputPump(_pipe(passed), stdout, start.output_cap_bytes, "stdout", self._room))
         member.pumps.append(OutputPump(_pipe(passed), stderr, start.output_cap_bytes, "stderr", self._room))
+        member.order = ArrivalOrder(order_path(self.state, start.key), self._room)
         if self.cgroups is None or start.leaves_cgroup:
             member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
             return

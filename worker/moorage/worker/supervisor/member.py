@@ -9,7 +9,7 @@ from typing import Final
 
 from moorage.system.cgroup import CgroupFolder
 from moorage.worker.supervisor.child import Child
-from moorage.worker.supervisor.output import OutputPump
+from moorage.worker.supervisor.output import ArrivalOrder, OutputPump
 from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
 
 
@@ -77,6 +77,7 @@ class Member:
     wait_status: int | None = None
     usage: resource.struct_rusage | None = None
     pumps: list[OutputPump] = field(default_factory=list)
+    order: ArrivalOrder | None = None
     kill_timer: asyncio.TimerHandle | None = None
     checkpoint_timer: asyncio.TimerHandle | None = None
     notice_timer: asyncio.TimerHandle | None = None
@@ -105,6 +106,8 @@ class Member:
             timer.cancel()
         for pump in self.pumps:
             pump.close()
+        if self.order is not None:
+            self.order.close()
         for descriptor in (self.confirm, self.container.pidfd if self.container is not None else -1):
             if descriptor >= 0:
                 os.close(descriptor)
