@@ -343,9 +343,11 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
         ("FAILED", "exit", "worker", "", "exit"),
         ("QUEUED", "", "", "", "-"),
         ("ACCEPTED", "", "tenant:acme", "ana", "-"),
-        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme, unverified name ana)"),
-        ("ENDING", "drain", "operator", "", "drain (operator)"),
-        ("CANCELLING", "", "operator", "ben", "(operator, unverified name ben)"),
+        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme (says ana))"),
+        ("ENDING", "drain", "operator", "", "drain (operator, unverified)"),
+        ("ENDING", "drain", "operator:ana", "root", "drain (operator:ana (says root))"),
+        ("ENDING", "drain", "operator:ana", "ana", "drain (operator:ana)"),
+        ("CANCELLING", "", "operator", "ben", "(operator, unverified (says ben))"),
     ],
 )
 def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str, said: str, told: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from moorage.schemas.actors import NO_OPERATOR
+
 PREFIX_DEFAULT: Final = "moorage"
 #: stands for a job in the subject of the results of all jobs of a tenant; no job can have this id
 ALL_JOBS: Final = "~"
@@ -51,7 +53,8 @@ class Subjects:
     def __init__(self, prefix: str = PREFIX_DEFAULT) -> None:
         self.prefix = prefix
         self.api_all = f"{prefix}.api.*.*"
-        self.admin_all = f"{prefix}.admin.*"
+        self.admin_all = f"{prefix}.admin.*.*"
+        self.admin_unnamed_all = f"{prefix}.admin.*"  # of clients of 0.2
         self.request_all = f"{prefix}.request.>"
         self.worker_join_all = f"{prefix}.worker.*.join"
         self.worker_renew_all = f"{prefix}.worker.*.renew"
@@ -81,8 +84,9 @@ class Subjects:
     def api(self, tenant: str, verb: str) -> str:
         return f"{self.prefix}.api.{tenant}.{verb}"
 
-    def admin(self, verb: str) -> str:
-        return f"{self.prefix}.admin.{verb}"
+    def admin(self, verb: str, operator: str = NO_OPERATOR) -> str:
+        """Return an operator's subject; `operator` is the name in its key, `_` where there are no keys."""
+        return f"{self.prefix}.admin.{operator}.{verb}"
 
     def request(self, tenant: str, verb: str) -> str:
         """Return the durable queue's subject; `verb` is submit or cancel."""
@@ -145,7 +149,14 @@ class Subjects:
             SubjectRow(f"{p}.api.<tenant>.<verb>", "answered", "submitter", "leader", ", ".join(API_VERBS)),
             SubjectRow(f"{p}.request.<tenant>.submit", "durable", "submitter", "leader", "requests while nobody leads"),
             SubjectRow(f"{p}.request.<tenant>.cancel", "durable", "submitter", "leader", "cancels while nobody leads"),
-            SubjectRow(f"{p}.admin.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
+            SubjectRow(f"{p}.admin.<operator>.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
+            SubjectRow(
+                f"{p}.admin.<verb>",
+                "answered",
+                "clients of 0.2",
+                "leader",
+                "the same; no key allows it, `by` is unverified",
+            ),
             SubjectRow(f"{p}.events.<tenant>", "said", "leader", "tenant, operators", "one frame a tick"),
             SubjectRow(f"{p}.event.<tenant>.<job>", "said", "leader", "tenant, operators", "one event a job and tick"),
             SubjectRow(

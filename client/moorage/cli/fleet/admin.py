@@ -12,6 +12,7 @@ from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.jobs.selectors import HELP, LISTED, ids_of
+from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 
@@ -445,10 +446,10 @@ def _now(word: str, done: Done) -> str:
 
 
 def _by(hold: Hold | None, head: str = " by ") -> str:
-    """Return who put a job or queue on hold and why, as ` by ana: month end`; "" without a hold."""
+    """Return who put a job or queue on hold and why, as ` by operator:ana: month end`; "" without a hold."""
     if hold is None:
         return ""
-    return f"{head}{hold.by or 'an operator'}" + (f": {hold.why}" if hold.why else "")
+    return f"{head}{words(hold.by, hold.said)}" + (f": {hold.why}" if hold.why else "")
 
 
 def beyond_fleet(gpus: int, fleet: Mapping[str, Any]) -> str:

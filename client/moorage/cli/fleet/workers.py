@@ -15,6 +15,7 @@ from moorage.cli.framework.render import GAP, age, folded, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
+from moorage.schemas.actors import words
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
@@ -185,7 +186,10 @@ def _window(drain: dict[str, Any]) -> str:
         parts.append(f"empty in {age(drain['leave_in_ms'])}")
     if "ends_in_ms" in drain:
         parts.append(f"open again in {age(drain['ends_in_ms'])}")
-    return ", ".join(parts) + f" (by {drain['by']}{': ' + drain['why'] if drain['why'] else ''})"
+    return (
+        ", ".join(parts)
+        + f" (by {words(drain['by'], drain.get('said', ''))}{': ' + drain['why'] if drain['why'] else ''})"
+    )
 
 
 def _kept(data: dict[str, Any]) -> str:

@@ -167,7 +167,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         return NotPermitted(
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
         )
-    if subject.endswith(".admin.fleet"):
+    if ".admin." in subject and subject.endswith(".fleet"):
         return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
     if ".api." in subject and subject.endswith(".usage"):
         old = (

@@ -13,6 +13,7 @@ from moorage.cli.framework.render import age, facts, folded, ports_words, table,
 from moorage.cli.jobs.job_rows import code_cell, counts_line, jobs_table, matching, no_jobs
 from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
 from moorage.client.login import who
+from moorage.schemas.actors import words
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.units import many
@@ -192,7 +193,7 @@ def why_of(state: str, why: str, by: str, said: str) -> str:
     """Return the reason of a state; it names the user if a tenant or an operator caused it."""
     if by in ("", "worker") or state == ACCEPTED:
         return why or "-"
-    actor = f"{by}, unverified name {said}" if said else by
+    actor = words(by, said)
     return f"{why} ({actor})" if why else f"({actor})"
 
 

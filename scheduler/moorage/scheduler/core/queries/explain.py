@@ -9,7 +9,7 @@ from moorage.scheduler.core.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host, size_of_largest
 from moorage.scheduler.core.shape import Shape
-from moorage.schemas import reasons
+from moorage.schemas import actors, reasons
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -208,7 +208,7 @@ def _closed(host: Host) -> str:
     """Return why no new job is placed on a host that was heard from."""
     worker = host.worker
     if worker.flag != "open":
-        return f"{worker.id}: {worker.flag}" + (f" by {worker.by}" if worker.by else "")
+        return f"{worker.id}: {worker.flag}" + (f" by {actors.words(*actors.split(worker.by))}" if worker.by else "")
     if not worker.session:
         return f"{worker.id}: lost"
     return f"{worker.id}: " + ("its renewals or load frames are missed" if host.stale else "kept for a local claim")
