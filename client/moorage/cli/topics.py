@@ -44,9 +44,12 @@ def _gpu() -> str:
 def _environment() -> str:
     return facts(
         [
+            ("NATS_URL", "the server's address; it goes before that of any context, --nats before it"),
             ("NATS_CONTEXT", "the nats context to use; --nats overrides it (a URL, or a context's name)"),
-            ("NATS_URL", "the server, where no context is selected"),
-            ("MOORAGE_HOME", "the folder of moorage up; else ./.moorage, where the other verbs find it"),
+            (
+                "MOORAGE_HOME",
+                "the folder of moorage up; else ./.moorage, which the other verbs find here and in folders below",
+            ),
             ("MOORAGE_TENANT", "the tenant; --tenant overrides it"),
             ("MOORAGE_LEDGER_URL_FILE", "a file with the ledger's URL, for moorage scheduler"),
             ("NO_COLOR", "no colour; --color overrides it"),

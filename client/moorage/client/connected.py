@@ -123,7 +123,7 @@ class Connected:
         from moorage.bus.connection import connect  # imports nats-py, which is slow
 
         self.context = find_context(self._target)
-        self._asking.where = self.context.safe_url
+        self._asking.where = self.context.where
         return await connect(
             self.context,
             self._name,

@@ -197,10 +197,10 @@ def _sync(context: Context) -> Check:
 
 def _conf_of_ours(context: Context) -> Path | None:
     """Return the configuration of the server that a `moorage up` of this user started; None for another server."""
-    from moorage.bus.target import home
+    from moorage.bus.target import find_home
 
-    conf = home() / "nats" / "nats.conf"
-    return conf if context.source.startswith(str(home())) and conf.is_file() else None
+    conf = find_home() / "nats" / "nats.conf"
+    return conf if context.source.startswith(str(find_home())) and conf.is_file() else None
 
 
 def _disk(conf: Path) -> Check:

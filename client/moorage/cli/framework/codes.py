@@ -21,7 +21,7 @@ FIXES: Final[dict[str, str]] = {
     "cannot-start-in-time": "give it longer than the error says, or ask for what moorage fleet shows as free",
     "queue-full": "send the same job again after the time that the answer names",
     "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",
-    "cannot-connect": "moorage up starts a server; --nats, NATS_CONTEXT or NATS_URL name another",
+    "cannot-connect": "moorage up starts a server; --nats, NATS_URL or NATS_CONTEXT name another",
     "not-authorized": "moorage doctor shows which context is used, and from which file",
     "permission-refused": "ask the server's operator for the permissions of your role; moorage doctor tries each",
     "bad-context": "nats context ls; nats context edit",

@@ -51,7 +51,7 @@ def api(
         try:
             answer = await mux.request(subject, payload, client.timeout_s)
         except BusError as error:
-            raise unanswered(error, client.context.safe_url if client.context else "", client.timeout_s) from None
+            raise unanswered(error, client.context.where if client.context else "", client.timeout_s) from None
         finally:
             await mux.close()
         return _show(answer)
