@@ -31,9 +31,9 @@ def _gpu() -> str:
         [
             ("--gpu", "one GPU, any model"),
             ("2xH100", "two H100 of one host, one exclusive lease each"),
-            ("2xH100:80G", "with 80 GB each, as sold; 70000M is exact MiB"),
-            ("H100|A100", "either model; a model is a part of the device's name, in any case"),
-            ("=A10", "whole words only: no A100"),
+            ("2xH100:80G", "with 80 GB each, as sold (80GB, 80GiB, too); 70000M is exact MiB"),
+            ("H100|A100", "either model; a model is one or more whole words of the device's name, in any case"),
+            ("~MI300", "also inside a word: an MI300X"),
             ("3x2xA100", "three replicas of two; --gang starts all or none, --spread goes for different hosts"),
             ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G"),
             ("any", "moorage fleet shows what there is, and what fits now"),

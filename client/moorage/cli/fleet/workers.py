@@ -213,9 +213,9 @@ def _model_word(name: str, others: Sequence[str]) -> str:
     words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
     numbered = [word for word in words if any(char.isdigit() for char in word) and not word.upper().endswith("GB")]
     for word in numbered:
-        for pattern in (word, f"={word}") if word[0].isalpha() else (f"={word}",):
-            if not any(model_matches(pattern, other) for other in others):
-                return pattern
+        pattern = word if word[0].isalpha() else f"={word}"
+        if not any(model_matches(pattern, other) for other in others):
+            return pattern
     return name
 
 

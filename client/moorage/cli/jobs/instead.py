@@ -100,7 +100,7 @@ def changed(
     if flags.gpu is not None:
         replicas, said = gpu_spec(flags.gpu)
         before = msgspec.convert(body["gpu"], GpuSpec) if body.get("gpu") is not None else None
-        spec = said if before is None else said_anew(before, flags.gpu if not flags.gpu.isdigit() else f"{flags.gpu}x")
+        spec = said if before is None else said_anew(before, flags.gpu)
         if spec is None:
             raise rejected(
                 "invalid-argument",
