@@ -35,7 +35,7 @@ def _gpu() -> str:
             ("H100|A100", "either model; a model is one or more whole words of the device's name, in any case"),
             ("~MI300", "also inside a word: an MI300X"),
             ("3x2xA100", "three replicas of two; --gang starts all or none, --spread goes for different hosts"),
-            ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G"),
+            ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G or 4GiB"),
             ("any", "moorage fleet shows what there is, and what fits now"),
         ]
     )

@@ -398,8 +398,8 @@ def _misplaced(model: str) -> str:
     return ""
 
 
-#: of the host's memory too, see `units.size_bytes`; G is 1e9 bytes, and M is a MiB in a token
-_BYTES: Final = _NOMINAL | _EXACT
+#: the bytes of each unit of memory in a token, in lower case: g is 1e9 bytes, m a MiB
+UNITS: Final = _NOMINAL | _EXACT
 _PART_SIZE: Final = re.compile(r"(?P<size>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[A-Za-z]{1,3})")
 
 
@@ -411,8 +411,8 @@ def parse_share(text: str, token: str) -> Share:
             percent = int(part[:-1])
         elif part.endswith(TFLOPS):
             tflops = part.removesuffix(TFLOPS)
-        elif (size := _PART_SIZE.fullmatch(part)) and (unit := size["unit"].lower()) in _BYTES:
-            memory = int(float(size["size"]) * _BYTES[unit] / (1 << 20))
+        elif (size := _PART_SIZE.fullmatch(part)) and (unit := size["unit"].lower()) in UNITS:
+            memory = int(float(size["size"]) * UNITS[unit] / (1 << 20))
         else:
             raise ValueError(
                 f"not a share: {part!r} in {token!r}; a share is 50% (or 30tflops) or 4G or both: @mps=50%,4G"

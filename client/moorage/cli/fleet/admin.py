@@ -11,6 +11,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
+from moorage.cli.jobs.job_flags import warn_of_decimal
 from moorage.cli.jobs.selectors import HELP, LISTED, ids_of
 from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
@@ -202,7 +203,9 @@ def _prioritized(done: Done) -> str:
 def resize(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     compute: Annotated[str | None, Parameter(help="Compute of each GPU, such as 40%.", value="PERCENT")] = None,
-    memory: Annotated[str | None, Parameter(help="Memory of each GPU, such as 8G or 8192M.", value="SIZE")] = None,
+    memory: Annotated[
+        str | None, Parameter(help="Memory of each GPU, such as 8Gi or 8192M.", value="SIZE")
+    ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
@@ -404,6 +407,8 @@ def _part_of(compute: str | None, memory: str | None) -> tuple[int | None, int |
     if share is None or (compute or "%")[-1:] != "%" or (memory or "M")[-1:] == "%":
         said = "resize takes --compute in percent, --memory in G or M, or both"
         raise rejected("invalid-argument", said, found=" ".join(words), next="moorage admin resize --help")
+    if memory is not None:
+        warn_of_decimal(memory, share.memory_mib)
     return share.compute_percent if compute else None, share.memory_mib if memory else None
 
 
