@@ -220,7 +220,7 @@ def test_a_file_of_the_command_that_no_with_brings(
     ("size", "said"),
     [
         ("16G", "warning[memory]: 16G is 15,259 MiB, as G is 1e9 bytes; 16Gi is 16,384 MiB\n"),
-        ("1.5g", "warning[memory]: 1.5g is 1,431 MiB, as G is 1e9 bytes; 1.5gi is 1,536 MiB\n"),
+        ("1.5G", "warning[memory]: 1.5G is 1,431 MiB, as G is 1e9 bytes; 1.5Gi is 1,536 MiB\n"),
         ("16GB", ""),
         ("16Gi", ""),
         ("16GiB", ""),

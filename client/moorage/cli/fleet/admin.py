@@ -203,9 +203,7 @@ def _prioritized(done: Done) -> str:
 def resize(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     compute: Annotated[str | None, Parameter(help="Compute of each GPU, such as 40%.", value="PERCENT")] = None,
-    memory: Annotated[
-        str | None, Parameter(help="Memory of each GPU, such as 8Gi or 8192M.", value="SIZE")
-    ] = None,
+    memory: Annotated[str | None, Parameter(help="Memory of each GPU, such as 8Gi or 8192M.", value="SIZE")] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
@@ -318,10 +316,14 @@ def tenants(*, options: RowOptions = ROWS) -> int:
     """
 
     async def work(client: AsyncClient) -> int | None:
+        import msgspec
+
+        from moorage.schemas.operate import TenantRow
+
         answer = await client.operate("tenants")
-        if options.shown(answer, answer.data["tenants"]):
+        rows = msgspec.convert(answer.data["tenants"], list[TenantRow])
+        if options.shown(answer, rows):
             return None
-        rows = await client.admin.tenants()
         if not rows:
             say("no tenant has jobs, leases, a hold, a limit or a share")
             return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
-from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import GAP, age, folded, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.show_ls_cancel import enforced_words
@@ -56,12 +56,14 @@ def fleet(
             _fleet(answer.data)
         return None
 
-    if watch and worker is not None:
-        raise rejected(
-            "invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of the two out"
-        )
+    def act() -> int:
+        if watch and worker is not None:
+            raise rejected(
+                "invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of the two out"
+            )
+        return with_client(options, work)
 
-    return with_client(options, work)
+    return guarded(options, act)
 
 
 async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
@@ -155,8 +157,8 @@ def _fleet(data: dict[str, Any]) -> None:
         tell("")
         tell(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
     line = (
-        f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} replicas queued  {data['live_jobs']} "
-        "jobs not ended"
+        f"epoch {data['epoch']}  ledger {data['ledger']}  {many(data['queued'], 'replica')} queued  "
+        f"{many(data['live_jobs'], 'job')} not ended"
     )
     if any(worker["simulated"] for worker in workers):
         line = "sim  " + line

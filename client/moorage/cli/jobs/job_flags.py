@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moorage.schemas.job import Request
 
 _MIB: Final = 1024 * 1024
-_DECIMAL: Final = re.compile(r"[\d.]+ ?[gG]")
+_DECIMAL: Final = re.compile(r"[\d.]+ ?G")
 #: flags that are a request's field of the same name
 _SAME_NAME: Final = (
     "replicas",
@@ -107,9 +107,7 @@ class JobFlags:
     ] = False
     priority: Annotated[int | None, Parameter(help="0..100, higher first; 50 if it is not given.")] = None
     cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
-    memory: Annotated[
-        str | None, Parameter(help="Host memory per replica: 16Gi or 512Mi.", value="SIZE")
-    ] = None
+    memory: Annotated[str | None, Parameter(help="Host memory per replica: 16Gi or 512Mi.", value="SIZE")] = None
     requires: Annotated[
         list[str] | None,
         Parameter(help="A label that the worker must have: zone=a, or zone=a,b for either value.", value="LABEL"),

@@ -16,6 +16,7 @@ def jobs_table(rows: list[dict[str, Any]]) -> str:
         [job_row(row) for row in rows],
         numbers=("PRI", "TRY", "AGE", "CODE"),
         optional=("TRY", "PRI", "CODE", "AGE"),
+        shortened=("JOB",),
     )
 
 

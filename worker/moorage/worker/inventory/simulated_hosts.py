@@ -112,7 +112,7 @@ def parse_groups(word: str) -> list[tuple[int, Model]]:
         if found["size"]:
             unit = UNITS.get(found["unit"].lower())
             if unit is None:
-                raise ValueError(f"not a size of memory: {found['size']}{found['unit']!r}; the unit is G, Gi or M")
+                raise ValueError(f"not a simulated host: {part!r}; the unit of memory is G, Gi or M")
             size_mib = int(int(found["size"]) * unit / (1 << 20))
         groups.append((int(found["count"]), _model(found["model"], size_mib)))
     total = sum(count for count, _ in groups)
