@@ -131,7 +131,7 @@ def permissions() -> str:
         parts.append(
             f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n"
         )
-        for verb, which in (("publishes", writes), ("hears", reads)):
+        for verb, which in (("publishes", writes), ("subscribes", reads)):
             parts += [f"| {verb} | `{row.subject}` | {row.kind} | {row.what} |\n" for row in which]
     return "".join(parts)
 

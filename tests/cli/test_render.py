@@ -15,7 +15,7 @@ from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
 from moorage.cli.framework.screen import Screen, cut
-from moorage.cli.jobs import job_rows, wait
+from moorage.cli.jobs import job_rows, show_ls_cancel, wait
 from moorage.cli.jobs.job_rows import jobs_table
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
@@ -459,3 +459,24 @@ def test_a_format_may_name_a_field_that_has_its_default() -> None:
     assert filled("{worker} {drain} {drain.why}", {"worker": "w"}) == "w - -"
     with pytest.raises(Rejected):
         filled("{limt}", TenantRow("a"))
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "why", "shown"),
+    [
+        ("FAILED", 3, "", "it ended by itself, with code 3"),
+        ("FAILED", -11, "", "it ended by itself, with code 139"),
+        ("FAILED", 1, "start-failed: no program x", "start-failed: no program x"),
+        ("CANCELLED", -15, "end", ""),
+        ("SUCCEEDED", 0, "", ""),
+    ],
+)
+def test_an_end_that_nobody_asked_for_has_a_reason(state: str, code: int | None, why: str, shown: str) -> None:
+    assert job_rows.ended_by_itself(state, code, why) == shown
+
+
+def test_show_counts_the_replicas_of_a_job_by_their_state() -> None:
+    states = ["SUCCEEDED"] * 36 + ["FAILED"] * 4
+    data = {"replica_states": [{"replica": at, "state": name} for at, name in enumerate(states)]}
+    assert show_ls_cancel._replicas(data) == "36 SUCCEEDED, 4 FAILED (36, 37, 38, 39)"
+    assert show_ls_cancel._replicas({"replica_states": [{"replica": 0, "state": "RUNNING"}]}) == ""

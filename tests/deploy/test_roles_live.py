@@ -341,7 +341,7 @@ async def test_a_tenant_that_comes_later_is_served_after_the_reloads_that_the_pa
 
 
 #: what the doctor warns of with whose key: who runs the servers is to look for it there, and no tenant is named here
-WARNED: Final = {"operator.ana": {"sync"}, "scheduler.main": {"sync"}, "submitter.acme": {"events"}}
+WARNED: Final = {"submitter.acme": {"events"}}
 
 
 @pytest.mark.slow

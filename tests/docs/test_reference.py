@@ -56,7 +56,7 @@ def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:
     for row in Subjects().table():
         if row.writes != "clients of 0.2":
             assert f"| publishes | `{row.subject}` |" in text, row.subject
-        assert f"| hears | `{row.subject}` |" in text, row.subject
+        assert f"| subscribes | `{row.subject}` |" in text, row.subject
         assert names(row.writes) | names(row.reads) <= known | {"clients of 0.2"}, row
 
 

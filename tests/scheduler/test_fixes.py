@@ -308,3 +308,9 @@ def test_what_no_host_has_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fixes_module, "ask_all", ask)
     assert fixes_module.fixes(drive.engine, drive.now, "t", "j") == ("busy", [])
     assert tried == []
+
+
+def test_no_ranks_of_a_gang_are_told_to_share_a_gpu() -> None:
+    drive = fleet()
+    found = said(drive, gpu={"count": 2, "model": "H100", "scheduling": "gang"}, replicas=2)
+    assert not [say for say in found if say.startswith("mode ")]

@@ -86,7 +86,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     count: int = 1  # GPUs a replica, 1..64, all of one host
     vendor: str | None = None  # null: nvidia, or any where a model is named; "" is any
-    mode: str | None = None  # native or vm, of Apple's GPUs, for which no driver is built: it waits
+    mode: str | None = None  # native or vm; reserved for Apple GPUs, which no driver supports: it waits
     model: str | list[str] | None = None  # whole words of its name, in any case; `~A10` inside a word, too
     min_memory_mib: int | None = None  # of each GPU
     min_compute_capability: str | None = None  # of each GPU, as NVIDIA counts it: 8.0; other vendors' have none

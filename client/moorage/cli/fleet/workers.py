@@ -199,9 +199,11 @@ def _kept(data: dict[str, Any]) -> str:
     keeps, window_ms = data["keeps"], data["finished_window_ms"]
     reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
     finished = (
-        f"finished jobs in memory {data['finished_kept']}, each for {age(keeps['finished_keep'] * 1000)}{reaches}"
+        f"{many(data['finished_kept'], 'ended job')} in memory, each for {age(keeps['finished_keep'] * 1000)}{reaches}"
     )
-    history = f"history of jobs for {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    history = (
+        f"history of ended jobs for {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    )
     return f"{finished}  {history}"
 
 
@@ -231,7 +233,8 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
         text = _frame_line(frame)
         if screen.live:
             lines, unseen = _frame_lines(frame)
-            screen.draw(lines, tail=[paint(LEGEND, "dim", sys.stdout)], unseen=unseen)
+            legend = [paint(line, "dim", sys.stdout) for line in folded(LEGEND, sys.stdout).splitlines()]
+            screen.draw(lines, tail=legend, unseen=unseen)
         elif text != before:
             tell(text)
         before = text
@@ -251,10 +254,18 @@ def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
         shown, unseen = packed(frame.workers, columns, lines - 3)
         return [head, *shown], unseen
     rows = [
-        [worker["worker"], "sim" if worker["simulated"] else "real", worker["state"], worker["cells"]]
+        [
+            worker["worker"],
+            "sim" if worker["simulated"] else "real",
+            worker["state"],
+            worker["cells"].count(FREE),
+            len(worker["cells"]),
+            worker["cells"],
+        ]
         for worker in frame.workers
     ]
-    return [head, *table(["WORKER", "KIND", "STATE", "CELLS"], rows).splitlines()], 0
+    columns_of = ["WORKER", "KIND", "STATE", "FREE", "GPUS", "CELLS"]
+    return [head, *table(columns_of, rows, numbers=("FREE", "GPUS"), optional=("KIND",)).splitlines()], 0
 
 
 def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple[list[str], int]:

@@ -51,6 +51,10 @@ NOTES: Final[dict[str, str]] = {
 }
 
 
+#: errors that say how a job ended
+_OF_JOBS: Final = ("job-failed", "job-timed-out", "job-cancelled", "job-expired", "job-rejected")
+
+
 class Code(NamedTuple):
     """A code: of an error, of why a job waits, or of why an attempt ended. `fault` says whose fault an error is, and is
     "" for the others."""
@@ -62,8 +66,11 @@ class Code(NamedTuple):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of a command that ends with this error; None if this is why a job waits or ended."""
-        return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault else None
+        """The exit code of a command that ends with this error; None if this is why a job waits or ended.
+
+        None, too, for the end of a job: run, logs and wait end with the job's own code.
+        """
+        return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault and self.code not in _OF_JOBS else None
 
 
 def error_codes() -> dict[str, Code]:

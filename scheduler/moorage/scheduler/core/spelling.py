@@ -36,8 +36,8 @@ def spelled(pattern: str, devices: Iterable[tuple[str, int]]) -> Spelling | None
     words = [word for word in words if not _GIGABYTES.fullmatch(word)]
     names = [name for name, memory_mib in devices if memory_mib >= nominal_mib(size)]
     for name in names:
-        if found := _glued("".join(words), name):
-            return Spelling(found, size)
+        if glued := _glued("".join(words), name):
+            return Spelling(glued, size)
     for word in filter(_MODEL.fullmatch, words):
         for name in names:
             if model_matches(word, name) == WHOLE_WORDS:

@@ -236,6 +236,8 @@ def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
     if gpu is None:
         return
     if gpu.effective_sharing == "exclusive":
+        if gpu.effective_scheduling == "gang":
+            return  # the ranks of a training would share GPUs with each other
         yield "mode mps", _with_gpu(request, sharing="mps"), "gpu"
         yield "mode time-slice", _with_gpu(request, sharing="time-slice"), "gpu"
         return
