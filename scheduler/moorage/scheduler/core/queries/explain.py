@@ -238,7 +238,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
     """Return which jobs hold what a shape asks for on these hosts, as far as a tenant may know it.
 
     The tenant's own jobs are named, those with most GPUs first; of other tenants only the numbers of jobs and GPUs are
-    given. `workers` lists a few of the hosts with how many GPUs are leased there, or with `of_host` how much CPU and
+    given. `workers` lists a few of the `hosts` with how many GPUs are leased there, or with `of_host` how much CPU and
     memory is free. Once `MEMBERS_LOOKED_MAX` members were read, further hosts are left out, and `more` is true.
     """
     own: dict[str, int] = {}
@@ -271,6 +271,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
         "other_jobs": len(others),
         "other_gpus": gpus,
         "workers": workers,
+        "hosts": len(hosts),
         **({"more": True} if looked >= MEMBERS_LOOKED_MAX else {}),
     }
 
