@@ -53,10 +53,10 @@ class Note(NamedTuple):
 def records() -> Iterator[Record]:
     """Yield each decision, by number. Raise ValueError if a page does not begin with its number, title and status."""
     for path in sorted(DECISIONS.glob("[0-9]*.md")):
-        begins = re.match(r"# (\d{4}): ([^\n]+)\n\nStatus: ([^\n]+)\n", path.read_text())
+        begins = re.match(r"# (\d{4}): ([^\n]+)\n\nStatus: (.+?)\n\n", path.read_text(), re.DOTALL)
         if begins is None or begins[1] != path.name[:4]:
             raise ValueError(f"{path.name}: begin with '# NNNN: title', an empty line and 'Status: ...'")
-        yield Record(path, begins[1], begins[2], begins[3].rstrip("."))
+        yield Record(path, begins[1], begins[2], " ".join(begins[3].split()).rstrip("."))
 
 
 def lab_notes() -> Iterator[Note]:

@@ -29,6 +29,11 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.schemas.capabilities": ("Capabilities",),
     "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
 }
+#: what an operator gives and gets, by module
+OPERATOR_API: Final[dict[str, tuple[str, ...]]] = {
+    "moorage.client.admin": ("Admin",),
+    "moorage.schemas.operate": ("Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
+}
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     "The client": ("moorage.client.client", "moorage.client.sync"),
@@ -77,10 +82,10 @@ def python_api() -> str:
         if title == "A request":
             parts.append(_what_submit_takes())
         parts += [_described(name, getattr(moorage.client, name)) for name in public]
-    parts.append("## The worker's and the scheduler's side\n")
-    for module, names in WORKER_API.items():
-        for name in names:
-            parts.append(_described(name, getattr(import_module(module), name), module))
+    for title, api in (("An operator's orders", OPERATOR_API), ("The worker's and the scheduler's side", WORKER_API)):
+        parts.append(f"## {title}\n")
+        for module, names in api.items():
+            parts += [_described(name, getattr(import_module(module), name), module) for name in names]
     return _BLANK_LINES.sub("\n\n", "\n".join(parts)).rstrip() + "\n"
 
 

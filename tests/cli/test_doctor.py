@@ -336,3 +336,20 @@ def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
     assert jumped.verdict == "warn"
     assert "ms" not in jumped.found
     assert jumped.found.endswith("they may differ by at most 1 s")
+
+
+@pytest.mark.parametrize(
+    ("controllers", "said"),
+    [
+        (("cpu", "memory"), "cores (--cpu) and memory (--memory) of jobs are enforced"),
+        (("cpu",), "cores (--cpu) of jobs are enforced, memory (--memory) of jobs are counted, not enforced"),
+        ((), "cores (--cpu) and memory (--memory) of jobs are counted, not enforced"),
+    ],
+)
+def test_the_doctor_says_whether_cores_and_memory_are_limits(controllers: tuple[str, ...], said: str) -> None:
+    assert checks_host.limits_words(controllers) == said
+
+
+def test_the_doctor_says_how_old_its_look_at_the_copies_is() -> None:
+    check = checks_fleet._copies(3, [], 12_000)
+    assert (check.verdict, check.found) == ("ok", "all 3 copies of the ledger are up to date, as seen 12s ago")

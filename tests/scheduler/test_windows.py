@@ -113,7 +113,8 @@ def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> 
         "begins_in_ms": 2 * HOUR,
         "leave_in_ms": 2 * HOUR,
         "ends_in_ms": 3 * HOUR,
-        "by": "me",
+        "by": "operator",
+        "said": "me",
         "why": "firmware",
     }
     drive.submit("short", gpu={}, run=limited(3600))

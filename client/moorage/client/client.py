@@ -462,7 +462,7 @@ class AsyncClient(Connected):
         from moorage.client.moments import drain_fields
 
         arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
-        return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
+        return await self._request(self._admin_subject("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
@@ -480,7 +480,7 @@ class AsyncClient(Connected):
 
     async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
         arguments = {"worker": worker, "by": who()}
-        return await self._request(self.subjects.admin(verb), encode(arguments), decode_flag)
+        return await self._request(self._admin_subject(verb), encode(arguments), decode_flag)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""

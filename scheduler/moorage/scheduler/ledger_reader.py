@@ -180,7 +180,9 @@ def _transitions(state: State, job: Job, rev: int) -> Iterator[dict[str, Any]]:
 
 def _named(row: dict[str, Any], replica: int, fence: int) -> dict[str, Any]:
     kept = {
-        name: row.get(name) for name in ("state", "attempt", "worker", "gpus", "code", "why", "by") if row.get(name)
+        name: row.get(name)
+        for name in ("state", "attempt", "worker", "gpus", "code", "why", "by", "said")
+        if row.get(name)
     }
     return {"replica": replica, "fence": fence, **kept}
 

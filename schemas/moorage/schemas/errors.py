@@ -43,7 +43,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "stale-join": ("fleet", "the join number is not above the last one recorded"),
     "release-apart": ("fleet", "the worker's release is more than one minor version away from the scheduler's"),
     "gap": ("fleet", "a numbered frame is missing; send again from the number given"),
-    "not-kept": ("fleet", "this output is not kept, or no longer: the message names the setting that says so"),
+    "not-kept": ("fleet", "the output was never stored or has expired; the message names the retention setting"),
     "worker-lost": ("fleet", "the worker that holds this does not answer; the message says since when it is lost"),
     "overloaded": (
         "moorage",

@@ -96,7 +96,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     driver: str = DRIVER_DEFAULT  # what runs it; workers say in hello which drivers they have
     argv: list[str] = []  # the program and its words; no shell reads them
     env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
-    image: str | None = None  # of a container or a virtual machine; `driver_config.<driver>.image` goes before it
+    image: str | None = None  # container or VM image; `driver_config.<driver>.image` overrides it
     #: where it starts: a folder of the worker, absolute, or one below the attempt's own, relative; null is that itself
     cwd: str | None = None
     #: files unpacked into the attempt's folder before it starts: the SHA-256 of their tar file, which is the name of an

@@ -151,6 +151,19 @@ class CgroupFolder:
         return True
 
 
+def controllers_below(folder: Path) -> tuple[str, ...]:
+    """Return those of cpu and memory that groups below this one can be limited by, as it is now; changes nothing.
+
+    The root of the hierarchy gives its groups every controller that it has, once a worker asks for it.
+    """
+    try:
+        is_root = not (folder / "cgroup.type").exists()
+        given = _read(str(folder / ("cgroup.controllers" if is_root else "cgroup.subtree_control"))).split()
+    except OSError:
+        return ()
+    return tuple(name for name in ("cpu", "memory") if name in given)
+
+
 class CgroupBase(CgroupFolder):
     """The supervisor's own group, below which each member gets one."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.framework.options import Options
+from moorage.cli.framework.render import age
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 
@@ -193,7 +194,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     )
     yield Check("operator", "ok", "this user may see the whole fleet")
     if (copies := fleet.get("ledger_copies")) is not None:
-        yield _copies(copies["wanted"], copies["lacking"])
+        yield _copies(copies["wanted"], copies["lacking"], copies.get("seen_ms_ago"))
     if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
         yield schedulers
     if (queue := fleet.get("request_queue")) is not None:
@@ -206,11 +207,12 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         yield lent_twice(twice)
 
 
-def _copies(wanted: int, lacking: list[str]) -> Check:
+def _copies(wanted: int, lacking: list[str], seen_ms_ago: int | None) -> Check:
     """Check that all copies of a ledger are up to date. Otherwise the loss of one more server may stop every
     scheduler."""
     if not lacking:
-        return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date")
+        ago = "" if seen_ms_ago is None else f", as seen {age(seen_ms_ago)} ago"
+        return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date{ago}")
     found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}, on {', '.join(lacking)}"
     fix = (
         "check that these nats-servers run and reach the other nats-servers; restart a server whose disk was "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -107,8 +108,18 @@ def users() -> Check:
     return Check("users", "ok", "a worker that this user starts runs jobs as this user alone: it is not root")
 
 
+def limits_words(controllers: Collection[str]) -> str:
+    """Return which of a job's cores and memory are limits, and which are only counted when hosts are chosen."""
+    named = {"cpu": "cores (--cpu)", "memory": "memory (--memory)"}
+    kept = [words for name, words in named.items() if name in controllers]
+    counted = [words for name, words in named.items() if name not in controllers]
+    parts = [f"{' and '.join(kept)} of jobs are enforced"] if kept else []
+    parts += [f"{' and '.join(counted)} of jobs are counted, not enforced"] if counted else []
+    return ", ".join(parts)
+
+
 def cgroup() -> Check:
-    from moorage.system.cgroup import own_cgroup
+    from moorage.system.cgroup import controllers_below, own_cgroup
 
     own = own_cgroup()
     if own is None:
@@ -129,7 +140,7 @@ def cgroup() -> Check:
             f"cgroup {own} is not writable: {error.strerror}",
             "run workers as root, or give their unit Delegate=yes",
         )
-    return Check("cgroup", "ok", f"cgroup v2 at {own} is writable")
+    return Check("cgroup", "ok", f"cgroup v2 at {own} is writable; {limits_words(controllers_below(own))}")
 
 
 async def nvml() -> Check:

@@ -59,6 +59,8 @@ class Names(Protocol):
     """Gives the names that occur in the fleet."""
 
     def labelled(self, label: str) -> Iterable[str]: ...
+    def near_miss(self, shape: Shape) -> str: ...
+
     def nearest_models(self, shape: Shape) -> Iterable[str]: ...
 
 
@@ -280,7 +282,8 @@ _IN_ORDER: Final = (
     Filter(
         reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),
         lambda shape, offers, names: (
-            f"{_no_worker(shape)} has a GPU of this model; the fleet has {shown(names.nearest_models(shape))}"
+            f"{_no_worker(shape)} has a GPU of this model; "
+            + (names.near_miss(shape) or f"the fleet has {shown(names.nearest_models(shape))}")
         ),
     ),
     Filter(reasons.COMPUTE, "one device", _has_compute, _computes),

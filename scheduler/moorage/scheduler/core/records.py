@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from moorage.schemas import actors
+
 #: the newest record format, equal to the newest feature level: 1 up to release 0.2, 2 from 0.3 on. A release can fold
 #: this format and the one before. A leader writes at the ledger's level, which an operator raises once every scheduler
 #: can fold the next one
@@ -43,8 +45,7 @@ class Op(IntEnum):
 REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN, Op.FREEZE)
 
 #: shown as the actor of a transition that a worker reported
-BY_WORKER: Final = "worker"
-BY_OPERATOR: Final = "operator"
+BY_WORKER: Final = actors.WORKER
 SAID_CHARS_MAX: Final = 64
 #: why a session ended: the worker said goodbye
 GOODBYE: Final = "goodbye"

@@ -37,7 +37,7 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     - `over`: the job is over and nothing will follow. Otherwise this is a part of a long story.
     - `parts` are the earlier parts: stream sequence, first and last revision.
-    - The request is left out of parts, if it is long, and in a flood.
+    - `request` is omitted in partial stories, when it is large, and under high load.
     - `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported it.
     """
 

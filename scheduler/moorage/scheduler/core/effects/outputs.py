@@ -26,6 +26,7 @@ from moorage.scheduler.core.state import (
     Worker,
     code_of,
 )
+from moorage.schemas import actors
 from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.frames import Change, End, Event, Freeze, Held, Place, Start, Wanted
@@ -254,9 +255,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
     changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
     for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor, *result in rows:
-        by, said = actor, ""
-        if " " in actor:
-            by, _, said = actor.partition(" ")
+        by, said = actors.split(actor) if " " in actor else (actor, "")
         if worker_num >= 0:
             worker = workers[worker_num]
             changes.append(

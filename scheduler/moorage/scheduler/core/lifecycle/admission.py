@@ -80,7 +80,6 @@ NEWER_FIELDS: Final = (
 )
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
-PART_OF: Final = "model"
 
 
 def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
@@ -168,8 +167,8 @@ class Admission:
         self.config = config
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: Memo[int, tuple[int, bool]] = Memo(MATCHED_MAX)
-        #: by index of shapes that the fleet could run: the answer of `Unmatched.part_of`
-        self._matched: Memo[int, str] = Memo(MATCHED_MAX)
+        #: indexes of shapes that the fleet could run
+        self._matched: Memo[int, bool] = Memo(MATCHED_MAX)
         self._matched_at = -1
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
@@ -228,17 +227,14 @@ class Admission:
         if self._matched_at != self.fleet.inventory:
             self._matched_at = self.fleet.inventory
             self._matched.clear()
-        part = self._matched.get(shape.index)
-        if part is None:
+        if self._matched.get(shape.index) is None:
             if not self.could_ever(shape):
                 return self._without_match(draft, event, warnings)
-            part = self._matched.put(shape.index, self._unmatched.part_of(shape) if shape.models else "")
+            self._matched.put(shape.index, True)
         if request.start_within_s is not None:
             late = self._too_late(draft, event, int(request.start_within_s * 1000))
             if late is not None:
                 return _refused(event, late, f"{late.code}: {late.message}")
-        if part:
-            warnings.append(f"{PART_OF}: {part}")
         if request.workload.env:
             gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
             if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):

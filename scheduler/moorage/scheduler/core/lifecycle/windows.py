@@ -22,6 +22,7 @@ from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.state import Member, State, Window, Worker
+from moorage.schemas import actors
 from moorage.schemas.operate import Drain, DrainAct
 from moorage.schemas.reasons import STARTS_FAIL
 
@@ -140,4 +141,6 @@ def window_of(act: DrainAct, now_ms: int, by: str) -> Window | None:
 
 
 def as_drain(window: Window | None) -> Drain | None:
-    return Drain(*window) if window is not None else None
+    if window is None:
+        return None
+    return Drain(window.from_ms, window.leave_ms, window.until_ms, *actors.split(window.by), window.why)

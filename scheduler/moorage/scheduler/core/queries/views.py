@@ -48,6 +48,7 @@ from moorage.scheduler.core.state import (
     code_of,
 )
 from moorage.scheduler.core.usage import Tally
+from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
@@ -359,8 +360,8 @@ def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
 
 
 def held_by(hold: StandingOrder) -> str:
-    """Return a text such as `held by operator ana: maintenance`."""
-    return f"held by {hold.actor}" + (f": {hold.why}" if hold.why else "")
+    """Return a text such as `held by operator:ana (says root): maintenance`."""
+    return f"held by {actors.words(*actors.split(hold.actor))}" + (f": {hold.why}" if hold.why else "")
 
 
 def tenants(engine: Engine) -> dict[str, Any]:
@@ -456,7 +457,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "worker": worker.id,
         "state": worker_state(worker, host),
         "flag": worker.flag,
-        "by": worker.by,
+        **_by(worker.by),
         "simulated": bool(worker.hello.get("simulated", False)),
         "models": sorted({device["name"] for device in pool}),
         "gpus": len(pool),
@@ -530,9 +531,14 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
         "begins_in_ms": max(0, window.from_ms - now_ms),
         "leave_in_ms": max(0, window.leave_ms - now_ms),
         **({"ends_in_ms": max(0, window.until_ms - now_ms)} if window.until_ms else {}),
-        "by": window.by,
+        **_by(window.by),
         "why": window.why,
     }
+
+
+def _by(actor: str) -> dict[str, str]:
+    by, said = actors.split(actor)
+    return {"by": by, "said": said} if said else {"by": by}
 
 
 def cells(host: Host | None, size: int) -> str:

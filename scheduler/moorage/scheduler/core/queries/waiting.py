@@ -243,7 +243,8 @@ def _told(found: dict[str, Any], asks: str) -> list[str]:
         lines.append(f"{many(found['own_jobs'] - len(found['own']), 'more job')} of yours")
     if found["other_jobs"]:
         lines.append(f"{many(found['other_jobs'], 'job')} of other tenants: {many(found['other_gpus'], 'GPU')}")
-    return [*lines, *found["workers"]]
+    hidden = found["hosts"] - len(found["workers"])
+    return [*lines, *found["workers"], *([many(hidden, "more worker")] if hidden else [])]
 
 
 def _preempted(engine: Engine, job: Job) -> str:
