@@ -284,7 +284,7 @@ class Fleet:
         """Drop what is noted of a worker without a session that the ledger has forgotten."""
         self.redrawn.discard(worker_num)
         if len(self.touched) > 2 * len(self.hosts) + TOUCHED_SPARE:
-            self.touched = set()  # a ranker that keeps a table makes it anew; others never empty this set
+            self.touched = set()  # a ranker that keeps a table builds it again; others never empty this set
 
     def _unname(self, name: str, worker_num: int) -> None:
         nums = self._by_name.get(name) if self._by_name is not None else None

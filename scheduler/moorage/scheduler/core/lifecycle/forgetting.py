@@ -18,7 +18,7 @@ from moorage.scheduler.core.ledger.acts.tenant import is_blank
 from moorage.scheduler.core.ledger.acts.worker import may_be_forgotten
 from moorage.scheduler.core.state import WORKER, Job, State, Worker
 
-#: how often the workers that are away are looked at, in seconds
+#: how often the workers that are away are checked, in seconds
 FORGET_EVERY_S: Final = 3600
 #: the most jobs read in a second for the workers that they name
 JOBS_AT_ONCE: Final = 5_000
@@ -32,7 +32,7 @@ class Forgetting:
     def __init__(self, state: State, away_ms: int) -> None:
         self._state = state
         self._away_ms = away_ms
-        self._next_ms = 0  # ledger time at which to look again
+        self._next_ms = 0  # ledger time of the next check
         self._away: set[int] = set()  # numbers of workers to forget, unless a job names them
         self._unread: Iterator[int] | None = None  # numbers of the jobs not read yet
         self._blank: list[str] = []  # tenants to forget
@@ -71,7 +71,7 @@ class Forgetting:
             draft.add(ForgetTenants(blank))
 
     def _forget(self, draft: Draft) -> None:
-        """Write the acts. No job names these workers since: only a worker with a session is named anew."""
+        """Write the acts. No job can name them meanwhile: only a worker with a session is named by a new step."""
         taken = {act.worker for act in draft.acts if hasattr(act, "worker")}
         for num in sorted(self._away)[:FORGET_MAX]:
             self._away.discard(num)

@@ -82,7 +82,7 @@ class Join(OfWorker, tag="join"):
 
 
 def _devices(hello: dict[str, Any]) -> tuple[object, list[tuple[object, ...]]]:
-    """Return what is told about the devices of an attempt: whether they are simulated, and their names and memory."""
+    """Return what answers show of the devices of an attempt: whether they are simulated, and their names and memory."""
     pool = hello.get("gpu_pool", [])
     return hello.get("simulated", False), [(d["vendor"], d["uuid"], d["name"], d.get("memory_mib", 0)) for d in pool]
 
