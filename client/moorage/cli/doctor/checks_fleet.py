@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age
+from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.reasons import STARTS_FAIL
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -334,7 +336,7 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
     simulated = sum(row["simulated"] for row in rows)
     found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
     found += f"; {simulated} of {many(len(rows), 'worker')} simulated" if simulated else ""
-    if "starts-fail" in counts:
+    if STARTS_FAIL.name in counts:
         fix = "moorage fleet says why; mend that, then moorage uncordon WORKER opens the worker at once"
         return Check("workers", "warn", found, fix)
     if "stale" in counts or "not-heard" in counts:
@@ -351,7 +353,7 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
 
 
 def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:
-    """Tell which workers run jobs of the driver `process` as one user alone, or do not hold them to their memory."""
+    """Tell which workers run plain processes as one user alone, or do not hold them to their memory."""
     told = (
         ("users", "run jobs as their own user alone: requests that name another user go to other workers"),
         ("memory_limit", "cannot hold jobs to their memory: requests with resources.enforce = hard go to others"),
@@ -360,7 +362,8 @@ def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:
         names = [
             row["worker"]
             for row in rows
-            if not row.get("capabilities", {}).get("process", {}).get(capability, True) and row["state"] not in _AWAY
+            if not row.get("capabilities", {}).get(DRIVER_DEFAULT, {}).get(capability, True)
+            and row["state"] not in _AWAY
         ]
         if names:
             found = f"{many(len(names), 'worker')} {means}{_named('', names)}"

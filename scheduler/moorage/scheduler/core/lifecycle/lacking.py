@@ -2,7 +2,7 @@
 
 Each such refusal sends the attempt to another host, at no cost. A job that no host can start must end all the same. So
 it ends once `not_here_max` different hosts have refused it, or all that could take it. A host that joins later is a new
-one, and so is one that was started anew. The count is of the whole job, however many replicas it has. A job that has
+one, and so is one that was restarted. The count is of the whole job, however many replicas it has. A job that has
 run somewhere is not ended: that host, or one like it, can start it.
 """
 

@@ -31,7 +31,7 @@ WHY_CHARS_MAX: Final = 120
 
 
 class _Failed:
-    """A job that failed to start on a host: whose it is, and whether it has started on another host since."""
+    """A job that failed to start on a host: its tenant, and whether it has started on another host since."""
 
     __slots__ = ("started", "tenant")
 
@@ -92,7 +92,7 @@ class Starts:
             table.pop(worker.num, None)
 
     def mended(self, draft: Draft, worker: Worker) -> None:
-        """Open a worker that starts fail on, because it was started anew or has changed its description."""
+        """Open a worker that starts fail on, because it was restarted or has changed its description."""
         if draft.worker(worker).flag == STARTS_FAIL.name:
             set_flag(draft, self._fleet, worker, Flag(worker.num, "open", ""))
 
