@@ -37,6 +37,7 @@ class Process:
 
     pid: int
     parent: int
+    group: int
     session: int
     state: str
     start_ticks: int
@@ -85,6 +86,7 @@ def read_process(pid: int) -> Process | None:
     return Process(
         pid=pid,
         parent=int(fields[1]),
+        group=int(fields[2]),
         session=int(fields[3]),
         state=fields[0].decode("ascii"),
         start_ticks=int(fields[19]),
