@@ -24,7 +24,7 @@ from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from moorage.worker.leases import peer, returning
+from moorage.worker.leases import returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.holder import Holder
@@ -436,7 +436,7 @@ async def test_a_process_that_the_agent_cannot_watch_is_told_why(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pidfd_open", fails)
-    monkeypatch.setattr(peer, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
+    monkeypatch.setattr(pidfds, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
     async with lender("1xH100") as w:
         with pytest.raises(LeaseRefused, match=said):
             async with borrow(w.path):

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from moorage.system.cgroup import own_cgroup
 from moorage.system.proctree import boottime_s, read_process
 from moorage.worker.supervisor.protocol import EndMember
 from tests.turns import turns
@@ -193,5 +194,22 @@ def test_members_end_also_when_no_descriptor_is_left(tmp_path: Path, arguments: 
         await rig.client.end([EndMember(key="j", grace_s=600.0)])
         assert (await rig.ended("j")).reason == "end"
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+@pytest.mark.parametrize("how", ["", "setsid ", "env -i /usr/bin/setsid "], ids=["plain", "session", "scrubbed"])
+def test_a_process_that_left_its_cgroup_is_gone_before_the_end_is_told(tmp_path: Path, how: str) -> None:
+    arguments = arguments_of("cgroup")
+    above = own_cgroup()
+    assert above is not None
+    move = f"echo 0 >{above}/cgroup.procs; echo $$; echo moved >fifo; exec /bin/sleep 1000"
+
+    async def scenario(rig: Rig) -> None:
+        ended = await rig.run(
+            sh("j", f"mkfifo fifo; {how}/bin/sh -c '{move}' & read word <fifo; exit 5", cwd=str(tmp_path))
+        )
+        assert (ended.reason, ended.exit_code, ended.proof) == ("exit", 5, "cgroup")
+        assert not lives(int(rig.text("j")))
 
     with_rig(tmp_path, arguments, scenario)

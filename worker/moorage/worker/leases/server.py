@@ -27,13 +27,14 @@ from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.gpu import GpuSpec
+from moorage.system.pidfds import open_peer
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import FREE_WAIT_S, Inventory, SlotReading
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
-from moorage.worker.leases.peer import listen_alone, open_pidfd, watch
+from moorage.worker.leases.peer import listen_alone, watch
 from moorage.worker.leases.protocol import (
     FRAME_BYTES_MAX,
     NEVER_S,
@@ -248,7 +249,7 @@ class LeaseServer:
             elif len(self._holders) >= CONNECTIONS_MAX:
                 holder.say(problem("queue-full", f"{CONNECTIONS_MAX} processes borrow here already"))
                 await _heard(reader)
-            elif (pidfd := open_pidfd(peer, pid)) >= 0:
+            elif (pidfd := open_peer(peer, pid)) >= 0:
                 self._holders.add(holder)
                 await self._serve(holder, reader, watch(pidfd))
             else:
