@@ -5,11 +5,14 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 
 from moorage.system.proctree import boot_id
 from moorage.worker.supervisor.former_members import FormerMembers
 from moorage.worker.supervisor.journal import (
+    MAGIC,
+    MARK,
     Forgotten,
     Journal,
     Left,
@@ -65,13 +68,30 @@ def test_a_torn_end_hurts_only_the_last_record(tmp_path: Path, cut: int) -> None
 def test_a_damaged_record_hides_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     Journal(path, RECORDS).close()
-    data = bytearray(path.read_bytes())
-    at = data.index(b"MOORAGE_JOB=b") - 20
-    length = int.from_bytes(data[:4], "big")
-    data[4 + length + 4] = 0xC1  # no msgpack: the first byte of the second record
-    assert at > 4 + length
-    path.write_bytes(bytes(data))
-    assert list(read_journal(path)) == ["c"]
+    data = path.read_bytes()
+    second = data.index(MARK, data.index(MARK) + 1)
+    ends = data.index(MARK, second + 1)
+    for at in range(second, ends):  # each byte of it: its mark, its length, its checksum, its body
+        for wrong in (data[at] ^ 0xFF, data[at] ^ 1):
+            path.write_bytes(data[:at] + bytes([wrong]) + data[at + 1 :])
+            assert list(read_journal(path)) == ["c"]
+
+
+def test_records_inside_a_torn_one_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, [starting("a"), starting("b")]).close()
+    torn = path.read_bytes()[:-5]
+    Journal(path, [starting("c")]).close()
+    path.write_bytes(torn + path.read_bytes()[len(MAGIC) :])
+    assert list(read_journal(path)) == ["a", "c"]
+
+
+def test_the_journal_of_an_older_supervisor_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    bodies = [msgspec.msgpack.encode(record) for record in RECORDS]
+    path.write_bytes(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
+    left = read_journal(path)
+    assert (list(left), left["b"].starting, left["c"].pid) == (["b", "c"], RECORDS[1], 9)
 
 
 def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +107,7 @@ def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(read_journal(path)) == 100
     journal.append([Forgotten(keys=tuple(read_journal(path)))])
     journal.compact(records_of(read_journal(path)))
-    assert path.stat().st_size == 0
+    assert path.read_bytes() == MAGIC
     journal.close()
 
 
