@@ -43,7 +43,13 @@ RESERVED: Final = frozenset(
         *MPS_DIRECTORIES,
     }
 )
-RESERVED_PREFIX: Final = "MOORAGE_"
+#: `NVIDIA_`: NVIDIA's container toolkit mounts more devices by some of them (NVIDIA_IMEX_CHANNELS, NVIDIA_GDS)
+RESERVED_PREFIXES: Final = ("MOORAGE_", "NVIDIA_")
+#: CUDA's libraries read it, the toolkit does not: it says how numbers are rounded
+NOT_RESERVED: Final = frozenset({"NVIDIA_TF32_OVERRIDE"})
+#: Every driver of processes and containers sets it unless the request does: Python's prints are seen as they come, and
+#: those of a program that is killed are not lost.
+UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
 
 #: the variable that names the network interface, by backend of the gang; other backends have none
 _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
@@ -260,12 +266,13 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
 
 def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
     """Return the request's variables with ours over them, without the request's reserved names, even if we set none."""
-    kept = {
-        name: value
-        for name, value in requested.items()
-        if name not in RESERVED and not name.startswith(RESERVED_PREFIX)
-    }
+    kept = {name: value for name, value in requested.items() if not is_reserved(name)}
     return JobEnvironment({**kept, **ours})
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a request's own value for a variable is dropped."""
+    return name in RESERVED or (name.startswith(RESERVED_PREFIXES) and name not in NOT_RESERVED)
 
 
 def process_environment(
@@ -282,7 +289,7 @@ def process_environment(
     `HOME` is the attempt's own `folder`; without one the job user's home, or `cwd`, or `/`. Secrets in `requested` are
     resolved already.
     """
-    base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8"}
+    base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8", **UNBUFFERED}
     return JobEnvironment(apply_tf_paths({**base, **lay_over(requested, ours)}))
 
 

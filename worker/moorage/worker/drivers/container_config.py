@@ -23,6 +23,7 @@ from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wan
 from moorage.worker.environment import (
     MPS_DIRECTORIES,
     START_FAILED,
+    UNBUFFERED,
     HostAtFault,
     JobEnvironment,
     SharingUnavailable,
@@ -361,7 +362,7 @@ def config_of(
         host["PortBindings"] = bindings
     if published is not None:
         ours |= published.variables
-    base = {"HOME": FOLDER_AT} if folder else {}
+    base = UNBUFFERED | ({"HOME": FOLDER_AT} if folder else {})
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
     if limit is not None:
         env = JobEnvironment(limit.laid_over(env, image.preload))
