@@ -19,6 +19,7 @@ import pytest
 import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
+from moorage.system import pidfds
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
