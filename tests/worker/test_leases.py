@@ -25,7 +25,7 @@ from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from moorage.worker.leases import returning
+from moorage.worker.leases import family, returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.holder import Holder
@@ -287,6 +287,36 @@ async def test_a_child_that_inherited_the_socket_does_not_keep_the_lease() -> No
         os.kill(process.pid, signal.SIGKILL)
         await until(lambda: not w.taken(), what="the lease is over although the socket is open")
         os.kill(int(heir), 0)
+
+
+async def test_a_share_is_free_only_when_a_dead_borrower_s_children_are_off_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(returning, "PROBE_S", 0.01)
+    monkeypatch.setattr(family, "LOOK_S", 0.01)
+    async with (
+        lender("1xH100", modes=("time-slice",)) as w,
+        holder(w.path, "1x@time-slice", how="heir") as process,
+    ):
+        child = int((await process.line())[1])
+        await process.line()
+        [held] = w.server.holders
+        assert held.family is not None
+        await until(lambda: held.family is not None and held.family.has(child), what="its child is known")
+        w.inventory.set_reading(0, SlotReading(memory_used_mib=9000, processes=(DeviceProcess(child),)))
+        looks: list[int] = []
+        sample = w.inventory.sample
+
+        async def counted() -> list[SlotReading]:
+            looks.append(1)
+            return await sample()
+
+        monkeypatch.setattr(w.inventory, "sample", counted)
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: len(looks) > 3, what="looked at after its death")
+        assert w.taken() == [0]
+        os.kill(child, signal.SIGKILL)
+        await until(lambda: not w.taken(), what="free once the child is gone, whatever the driver still lists")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -32,6 +32,7 @@ from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import FREE_WAIT_S, Inventory, SlotReading
+from moorage.worker.leases.family import Family
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
 from moorage.worker.leases.peer import listen_alone, watch
@@ -302,12 +303,16 @@ class LeaseServer:
         over: asyncio.Task[Request | None] = loop.create_task(read_request(reader))
         claim = loop.create_task(self._claim(request.gpu))
         leases: list[GpuLease] = []
+        following: asyncio.Task[None] | None = None
         try:
             await asyncio.wait((over, dead, claim), return_when=asyncio.FIRST_COMPLETED)
             if not claim.done():
                 return  # the borrower gave up or died, or the agent stops
             leases = claim.result()
             holder.slots, holder.mode = tuple(lease.slot for lease in leases), request.gpu.effective_sharing
+            if holder.mode != "exclusive":
+                holder.family = Family(holder.pid)
+                following = loop.create_task(holder.family.follow())
             self._empty.clear()
             devices = [lease.device for lease in leases]
             holder.say(Granted(self._worker, devices, holder.mode, self._inventory.simulated))
@@ -322,7 +327,7 @@ class LeaseServer:
                 self._returning.free(leases, holder)
             else:
                 claim.add_done_callback(lambda _: self._free_granted(claim, holder))
-            await _give_up(over, claim)
+            await _give_up(over, claim, *([following] if following is not None else []))
 
     def _free_granted(self, claim: asyncio.Task[list[GpuLease]], holder: Holder) -> None:
         """Free leases that were granted at the moment of cancellation."""
