@@ -294,7 +294,9 @@ def test_ours_win_and_the_rest_of_the_request_is_kept() -> None:
     assert found["WORLD_SIZE"] == "1"  # not a gang: the word is the request's
 
 
-@pytest.mark.parametrize("name", sorted({*RESERVED, "MOORAGE_ANYTHING"}))
+@pytest.mark.parametrize(
+    "name", sorted({*RESERVED, "MOORAGE_ANYTHING", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_ANYTHING"})
+)
 def test_a_reserved_name_is_never_the_requests_own(name: str) -> None:
     assert name not in lay_over({name: "all"}, environment(device("apple", 0)))
 
@@ -321,7 +323,19 @@ def test_a_process_inherits_nothing_of_the_agent(monkeypatch: pytest.MonkeyPatch
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/srv",
         "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
     }
+
+
+def test_what_says_how_numbers_are_rounded_is_the_requests_own() -> None:
+    assert lay_over({"NVIDIA_TF32_OVERRIDE": "0"}, {})["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "1"), ({"PYTHONUNBUFFERED": ""}, ""), ({"PYTHONUNBUFFERED": "0"}, "0")]
+)
+def test_python_prints_at_once_unless_the_request_says_otherwise(given: dict[str, str], found: str) -> None:
+    assert process_environment(given, environment())["PYTHONUNBUFFERED"] == found
 
 
 def test_a_process_has_the_home_of_its_user_and_its_own_words_over_the_base() -> None:

@@ -19,12 +19,13 @@ import pytest
 import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
+from moorage.system import pidfds
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from moorage.worker.leases import peer, returning
+from moorage.worker.leases import family, returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.holder import Holder
@@ -288,6 +289,36 @@ async def test_a_child_that_inherited_the_socket_does_not_keep_the_lease() -> No
         os.kill(int(heir), 0)
 
 
+async def test_a_share_is_free_only_when_a_dead_borrower_s_children_are_off_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(returning, "PROBE_S", 0.01)
+    monkeypatch.setattr(family, "LOOK_S", 0.01)
+    async with (
+        lender("1xH100", modes=("time-slice",)) as w,
+        holder(w.path, "1x@time-slice", how="heir") as process,
+    ):
+        child = int((await process.line())[1])
+        await process.line()
+        [held] = w.server.holders
+        assert held.family is not None
+        await until(lambda: held.family is not None and held.family.has(child), what="its child is known")
+        w.inventory.set_reading(0, SlotReading(memory_used_mib=9000, processes=(DeviceProcess(child),)))
+        looks: list[int] = []
+        sample = w.inventory.sample
+
+        async def counted() -> list[SlotReading]:
+            looks.append(1)
+            return await sample()
+
+        monkeypatch.setattr(w.inventory, "sample", counted)
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: len(looks) > 3, what="looked at after its death")
+        assert w.taken() == [0]
+        os.kill(child, signal.SIGKILL)
+        await until(lambda: not w.taken(), what="free once the child is gone, whatever the driver still lists")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_is_refused_by_its_credentials() -> None:
     async with lender("1xH100", gid=65534) as w:
@@ -448,7 +479,7 @@ async def test_a_process_that_the_agent_cannot_watch_is_told_why(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pidfd_open", fails)
-    monkeypatch.setattr(peer, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
+    monkeypatch.setattr(pidfds, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
     async with lender("1xH100") as w:
         with pytest.raises(LeaseRefused, match=said):
             async with borrow(w.path):

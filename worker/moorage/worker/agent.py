@@ -84,7 +84,7 @@ from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.mps.clients import MpsClients
 from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.output_reader import OutputReader
-from moorage.worker.policy import Policy
+from moorage.worker.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.pool import GpuPool, SlotsRefused
 from moorage.worker.rendezvous import Rendezvous
 from moorage.worker.reporter import Reporter
@@ -499,6 +499,8 @@ class Agent:
         self.journal.live(command.ledger)
         if self.where:
             log.info("joined as %s, %s, at %s", self.worker, many(len(self.devices), "GPU"), self.where)
+            if self.policy.leaves_root_open and not self.inventory.simulated:
+                log.warning("%s: %s; %s", self.worker, ROOT_OPEN, ROOT_FIX)
 
     def _on_well(self, command: Well) -> None:
         slots = self.watch.well(command.slots, command.n, self.host.now())

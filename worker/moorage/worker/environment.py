@@ -25,6 +25,10 @@ MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+#: Every driver of processes and containers sets it unless the request does: Python's prints are seen as they come, and
+#: those of a program that is killed are not lost.
+UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
+
 #: the variable that names the network interface, by backend of the gang; other backends have none
 _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 #: a uuid that ROCm's runtime accepts; a device without a uuid shows GPU-XX
@@ -291,7 +295,7 @@ def process_environment(
     `HOME` is the attempt's own `folder`; without one the job user's home, or `cwd`, or `/`. Secrets in `requested` are
     resolved already.
     """
-    base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8"}
+    base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8", **UNBUFFERED}
     return JobEnvironment(apply_tf_paths({**base, **lay_over(requested, ours)}))
 
 

@@ -232,6 +232,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dict[str, str],
         setting("User that runs a tenant's jobs, name or uid; * is every other tenant, by default run_as. Needs root."),
     ] = {}
+    root_jobs: Annotated[
+        Literal["warn", "refuse"],
+        setting(
+            "What an agent that runs as root does with processes that would run as root: start them, and warn of it at"
+            " its start, or refuse them. Containers and guests have users of their own."
+        ),
+    ] = "warn"
     stream_output: Annotated[bool, setting("Publish the jobs' output while they run; it is kept in any case.")] = True
     output_cap_bytes: Annotated[
         int,

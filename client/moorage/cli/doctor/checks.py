@@ -30,7 +30,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
         await host.nvml(),
         host.settings(),
     )
-    for check in (*of_host, host.secrets(), await host.limiter()):
+    for check in (*of_host, host.secrets(), host.root_jobs(), await host.limiter()):
         if check is not None:
             yield check
     try:

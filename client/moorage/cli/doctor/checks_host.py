@@ -67,6 +67,18 @@ def secrets() -> Check | None:
     return Check("secrets", "ok", f"only this user can read the secrets in {folder}")
 
 
+def root_jobs() -> Check | None:
+    """Check that no tenant's processes run as root; None unless this user is root, as a worker's agent would be."""
+    from moorage.worker.policy import ROOT_FIX, ROOT_OPEN, Policy
+
+    of_worker = _of_worker()
+    if of_worker is None or os.geteuid() != 0:
+        return None
+    if Policy.of(of_worker).leaves_root_open:
+        return Check("root jobs", "warn", f"of a worker with these settings, {ROOT_OPEN}", ROOT_FIX)
+    return Check("root jobs", "ok", "a worker with these settings runs no process of a job as root")
+
+
 def python() -> Check:
 
     return Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.release()}")

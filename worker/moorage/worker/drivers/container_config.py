@@ -22,6 +22,7 @@ from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wanted, range_of
 from moorage.worker.environment import (
+    UNBUFFERED,
     JobEnvironment,
     LacksHere,
     SharingUnavailable,
@@ -352,7 +353,7 @@ def config_of(
         host["PortBindings"] = bindings
     if published is not None:
         ours |= published.variables
-    base = {"HOME": FOLDER_AT} if folder else {}
+    base = UNBUFFERED | ({"HOME": FOLDER_AT} if folder else {})
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
     if limit is not None:
         env = JobEnvironment(limit.laid_over(env, image.preload))

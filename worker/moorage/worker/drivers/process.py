@@ -592,6 +592,7 @@ class ProcessDriver(Driver):
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)
+        self._policy.check_root(tenant, run)
         self._policy.check_secrets(tenant, run.env)
         user = self._policy.user_of(tenant) or run.user
         ours = assignment.environment(

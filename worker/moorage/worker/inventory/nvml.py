@@ -52,6 +52,8 @@ SHUT_DOWN_TIMEOUT_S: Final = 10.0
 DEVICES_MAX: Final = 64
 #: minimum time span of the samples of processes' work: the driver makes a sample at least once a second
 SAMPLES_OF_S: Final = 1.0
+AHEAD_S_MAX: Final = 1.0
+"""A sample of a process's work that says to be taken later than this from now is left out."""
 SAMPLES_OF_S_MAX: Final = 60.0  # and the maximum
 #: The baseline of a device that was in use when first seen: the most that an idle one uses, with reserved memory.
 BASELINE_ASSUMED_MIB: Final = 1024
@@ -451,7 +453,10 @@ def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
         # the bindings raise NVML_SUCCESS where there are no samples
         empty = (api.NVML_SUCCESS, api.NVML_ERROR_NOT_FOUND)
         return {} if getattr(error, "value", None) in empty else None
-    worked = {int(each.pid): min(int(each.smUtil), 100) for each in sorted(samples, key=lambda each: each.timeStamp)}
+    # a sample from the future is not one: some drivers fill their buffer with such (NVIDIA/go-nvml issue 11)
+    latest_us = int((time.time() + AHEAD_S_MAX) * 1e6)
+    samples = sorted((each for each in samples if each.timeStamp <= latest_us), key=lambda each: each.timeStamp)
+    worked = {int(each.pid): min(int(each.smUtil), 100) for each in samples}
     return None if any(_name_of(pid, proc).startswith(MPS_COMM) for pid in worked) else worked
 
 

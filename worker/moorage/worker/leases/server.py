@@ -27,13 +27,15 @@ from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.gpu import GpuSpec
+from moorage.system.pidfds import open_peer
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import FREE_WAIT_S, Inventory, SlotReading
+from moorage.worker.leases.family import Family
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
-from moorage.worker.leases.peer import listen_alone, open_pidfd, watch
+from moorage.worker.leases.peer import listen_alone, watch
 from moorage.worker.leases.protocol import (
     FRAME_BYTES_MAX,
     NEVER_S,
@@ -250,7 +252,7 @@ class LeaseServer:
             elif len(self._holders) >= CONNECTIONS_MAX:
                 holder.say(problem("queue-full", f"{CONNECTIONS_MAX} processes borrow here already"))
                 await _heard(reader)
-            elif (pidfd := open_pidfd(peer, pid)) >= 0:
+            elif (pidfd := open_peer(peer, pid)) >= 0:
                 self._holders.add(holder)
                 await self._serve(holder, reader, watch(pidfd))
             else:
@@ -303,12 +305,16 @@ class LeaseServer:
         over: asyncio.Task[Request | None] = loop.create_task(read_request(reader))
         claim = loop.create_task(self._claim(request.gpu))
         leases: list[GpuLease] = []
+        following: asyncio.Task[None] | None = None
         try:
             await asyncio.wait((over, dead, claim), return_when=asyncio.FIRST_COMPLETED)
             if not claim.done():
                 return  # the borrower gave up or died, or the agent stops
             leases = claim.result()
             holder.slots, holder.mode = tuple(lease.slot for lease in leases), request.gpu.effective_sharing
+            if holder.mode != "exclusive":
+                holder.family = Family(holder.pid)
+                following = loop.create_task(holder.family.follow())
             self._empty.clear()
             devices = [lease.device for lease in leases]
             holder.say(Granted(self._worker, devices, holder.mode, self._inventory.simulated))
@@ -323,7 +329,7 @@ class LeaseServer:
                 self._returning.free(leases, holder)
             else:
                 claim.add_done_callback(lambda _: self._free_granted(claim, holder))
-            await _give_up(over, claim)
+            await _give_up(over, claim, *([following] if following is not None else []))
 
     def _free_granted(self, claim: asyncio.Task[list[GpuLease]], holder: Holder) -> None:
         """Free leases that were granted at the moment of cancellation."""

@@ -81,9 +81,13 @@ class Launches:
         member.ignored = tuple(ignored)
         passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
-    def is_ours(self, cgroup: str) -> bool:
-        """Return whether a cgroup, by its path in /proc/PID/cgroup, belongs to a member."""
-        return f"/{self._prefix}-" in cgroup
+    def group_of(self, cgroup: str) -> str:
+        """Return the name of the member's group that a cgroup, by its path in /proc/PID/cgroup, is or is below.
+
+        Empty if it is no member's.
+        """
+        names = cgroup.removesuffix(" (deleted)").split("/")
+        return next((name for name in names if name.startswith(f"{self._prefix}-")), "")
 
     def hear(self, member: Member) -> bool:
         """Return whether it is known by now that the process runs its program, or that it cannot.

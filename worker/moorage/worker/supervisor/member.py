@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.system.cgroup import CgroupFolder
+from moorage.worker.supervisor.asking import Asking
 from moorage.worker.supervisor.child import Child
 from moorage.worker.supervisor.output import ArrivalOrder, OutputPump
 from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
@@ -18,7 +19,7 @@ class State(enum.Enum):
     """Accepted; no process exists."""
     RUNNING = "running"
     ENDING = "ending"
-    """SIGTERM was sent; the grace runs."""
+    """SIGTERM was sent; the grace runs, also for what a main process that is over has left."""
     KILLING = "killing"
     """SIGKILL sent to the tree; the main process is not reaped yet."""
     CLEARING = "clearing"
@@ -78,6 +79,8 @@ class Member:
     usage: resource.struct_rusage | None = None
     pumps: list[OutputPump] = field(default_factory=list)
     order: ArrivalOrder | None = None
+    asking: Asking | None = None
+    """Which of its processes have got SIGTERM, once it was asked to end."""
     kill_timer: asyncio.TimerHandle | None = None
     checkpoint_timer: asyncio.TimerHandle | None = None
     notice_timer: asyncio.TimerHandle | None = None
