@@ -37,8 +37,8 @@ def records(transitions: int) -> list[bytes]:
         count = min(PER_RECORD, jobs - number)
         flat: list[object] = []
         steps: list[int] = []
-        for num, worker in before:
-            for op, a in ((Op.CLAIM, 0), (Op.START, 0), (Op.EXIT, SUCCEEDED), (Op.FREE, packed(seq, worker))):
+        for num, _ in before:
+            for op, a in ((Op.CLAIM, 0), (Op.START, 0), (Op.EXIT, SUCCEEDED), (Op.FREE, packed(seq))):
                 steps += (op, num, 0, a, 0, 0)
         before = []
         for _ in range(count):

@@ -32,6 +32,11 @@ EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.schemas.capabilities": ("Capabilities",),
     "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
 }
+#: what an operator gives and gets, by module
+OPERATOR_API: Final[dict[str, tuple[str, ...]]] = {
+    "moorage.client.admin": ("Admin",),
+    "moorage.schemas.operate": ("Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
+}
 STEPS: Final = "Steps of a job"
 ERRORS: Final = "What it raises"
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
@@ -114,7 +119,9 @@ def python_api() -> str:
             parts.append(_errors(public))
         else:
             parts += [_described(name, getattr(moorage.client, name)) for name in public]
-    return _page([*parts, "## The worker's side\n", *_of_modules(WORKER_API)])
+    for title, api in (("An operator's orders", OPERATOR_API), ("The worker's side", WORKER_API)):
+        parts += [f"## {title}\n", *_of_modules(api)]
+    return _page(parts)
 
 
 def extending() -> str:

@@ -109,8 +109,9 @@ def permissions() -> str:
     rows = Subjects().table()
     parts = [
         "# Permissions by role\n\n",
-        "A role is a NATS user that may publish to and subscribe to these subjects, with its tenant or worker id in "
-        "place of the words in angle brackets. `moorage admin nats-config` writes them as nats-server's configuration "
+        "A role is a NATS user that may publish to and subscribe to these subjects, with its tenant, its worker id or "
+        "its own name in place of the words in angle brackets. `moorage admin nats-config` writes them as the "
+        "configuration of nats-server "
         "([how](../how-to/give-everybody-a-key.md)). Besides:\n\n"
         "- Everybody subscribes to an inbox of their own, `_INBOX.<role>.<name>.>`, and to nobody else's.\n"
         "- A scheduler may answer in every inbox (`_INBOX.>`, and `_R_.>` for accounts that import it), may use "
@@ -126,7 +127,7 @@ def permissions() -> str:
         parts.append(
             f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n"
         )
-        for verb, which in (("publishes", writes), ("hears", reads)):
+        for verb, which in (("publishes", writes), ("subscribes", reads)):
             parts += [f"| {verb} | `{row.subject}` | {row.kind} | {row.what} |\n" for row in which]
     return "".join(parts)
 

@@ -42,11 +42,14 @@ def test_precedence(home: Home) -> None:
     assert resolve(None, home.env).url == URL_DEFAULT
     env = {**home.env, "NATS_URL": "nats://by-url:4222"}
     assert resolve(None, env).url == "nats://by-url:4222"
-    home.context("picked", url="nats://by-selection:4222")
+    home.context("picked", url="nats://by-selection:4222", user="me", password="secret")
     home.select("picked")
-    assert resolve(None, env).url == "nats://by-selection:4222"
-    home.context("named", url="nats://by-variable:4222")
+    assert resolve(None, home.env).url == "nats://by-selection:4222"
+    assert (resolve(None, env).url, resolve(None, env).user) == ("nats://by-url:4222", ""), "as `nats` does"
+    home.context("named", url="nats://by-variable:4222", user="ana", password="secret")
     env["NATS_CONTEXT"] = "named"
+    assert (resolve(None, env).url, resolve(None, env).user) == ("nats://by-url:4222", "ana"), "as `nats` does"
+    del env["NATS_URL"]
     assert resolve(None, env).url == "nats://by-variable:4222"
     home.context("asked", url="nats://by-argument:4222")
     assert resolve("asked", env).url == "nats://by-argument:4222"
@@ -61,6 +64,20 @@ def test_a_byte_order_mark_before_a_context_or_its_name_is_skipped(home: Home) -
     home.context("marked", raw=b'\xef\xbb\xbf{"url": "nats://marked:4222"}')
     home.select("\ufeffmarked")
     assert resolve(None, home.env).url == "nats://marked:4222"
+
+
+def test_an_address_says_where_it_was_found(home: Home) -> None:
+    file = home.context("picked", url="nats://h:4222")
+    env = dict(home.env)
+    assert resolve(None, env).where == "nats://127.0.0.1:4222 (the default)"
+    assert resolve("nats://u:p@h:1", env).where == "nats://***@h:1 (as given)"
+    assert resolve("picked", env).where == f"nats://h:4222 (from {file})"
+    home.select("picked")
+    assert resolve(None, env).where == f"nats://h:4222 (from {file}, the selected context)"
+    assert (
+        resolve(None, {**env, "NATS_CONTEXT": "picked"}).where == f"nats://h:4222 (from {file}, named by NATS_CONTEXT)"
+    )
+    assert resolve(None, {**env, "NATS_URL": "h:2"}).where == "nats://h:2 (from NATS_URL)"
 
 
 def test_xdg_config_home_moves_the_folder(home: Home) -> None:

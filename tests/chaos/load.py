@@ -208,7 +208,8 @@ class Nuisance:
         verb = self._random.choice(("submit", "cancel", "show", "ls", "explain", "logs", "nothing"))
         return f"{self._prefix}." + self._random.choice(
             (
-                f"api.{tenant}.{verb}", f"request.{tenant}.submit", f"request.{tenant}.cancel", "admin.drain",
+                f"api.{tenant}.{verb}", f"request.{tenant}.submit", f"request.{tenant}.cancel",
+                "admin._.drain", "admin.drain",
                 f"worker.{worker}.join", f"worker.{worker}.renew", f"worker.{worker}.fact", f"worker.{worker}.wanted",
                 f"hello.{worker}", f"load.{worker}", "fleet.rollcall",
             )

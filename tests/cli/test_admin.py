@@ -23,7 +23,7 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
     explained = await node.run("explain", "j", tenant=unique)
     facts = dict(row[:2] for row in explained.rows)
     assert facts["reason"].startswith("held: ")
-    assert facts["because"].startswith(f"the queue of tenant {unique} is held by operator ")
+    assert facts["because"].startswith(f"the queue of tenant {unique} is held by operator, unverified (says ")
     assert facts["because"].endswith(": month end")
     assert (await admin("hold", "j", "--why", "bad data")).endswith(": bad data, the job is QUEUED")
     assert "on hold already by " in await admin("hold", "j")

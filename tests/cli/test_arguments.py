@@ -141,10 +141,14 @@ def test_a_verb_of_two_words_is_found_by_both(
         ("admin limit --tenat vision", ("moorage admin limit --tenant vision", "moorage admin limit --help")),
         ("admin feature-level --nope", ("moorage admin feature-level --help",)),
         ("admin backup --tenant vision TO", ("moorage admin backup --help",)),  # --nats is no kind of --tenant
-        ("logs --flow train", ("moorage logs --help",)),
+        ("logs --flow train", ("moorage logs --follow train", "moorage logs --help")),
         ("worker --timeout 1s", ("moorage worker --help",)),
         ("ls --context prod", ("moorage ls --nats prod", "moorage ls --help")),
         ("up --context prod", ("moorage up --help",)),
+        ("submit --each-line lrs.txt -- true", ("moorage submit --help",)),  # no fix is better than a wrong one
+        ("submit --array 1-100 -- true", ("moorage submit --help",)),
+        ("ls --all", ("moorage ls --help",)),
+        ("submit --env-file x -- true", ("moorage submit --help",)),
     ],
 )
 def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: tuple[str, ...]) -> None:

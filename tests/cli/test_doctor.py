@@ -259,6 +259,21 @@ def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
     assert checks_fleet._workers([row("gone", "lost")]).verdict == "warn"
 
 
+def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cannot_do() -> None:
+    def row(name: str, state: str, **process: bool) -> dict[str, object]:
+        return {"worker": name, "state": state, "simulated": False, "capabilities": {"process": process}}
+
+    closed = checks_fleet._workers([row("a", "up"), row("b", "starts-fail")])
+    assert (closed.verdict, closed.found) == ("warn", "1 starts-fail: b, 1 up")
+    assert "moorage uncordon" in closed.fix
+    rows = [row("a", "up", users=False), row("b", "up", users=False, memory_limit=False), row("c", "lost", users=False)]
+    told = {check.name: check for check in checks_fleet._what_lacks(rows)}
+    assert told["users"].found.startswith("2 workers run jobs as their own user alone")
+    assert told["users"].found.endswith(": a b")
+    assert told["memory-limit"].found.endswith(": b")
+    assert list(checks_fleet._what_lacks([row("a", "up")])) == []
+
+
 async def test_the_doctor_refuses_flags_that_say_nothing(nats_url: str) -> None:
     assert (await moorage("doctor", "--nats", nats_url, "--timeout", "soon")).code == 2
     told = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "Bad Tenant")
@@ -321,3 +336,20 @@ def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
     assert jumped.verdict == "warn"
     assert "ms" not in jumped.found
     assert jumped.found.endswith("they may differ by at most 1 s")
+
+
+@pytest.mark.parametrize(
+    ("controllers", "said"),
+    [
+        (("cpu", "memory"), "cores (--cpu) and memory (--memory) of jobs are enforced"),
+        (("cpu",), "cores (--cpu) of jobs are enforced, memory (--memory) of jobs are counted, not enforced"),
+        ((), "cores (--cpu) and memory (--memory) of jobs are counted, not enforced"),
+    ],
+)
+def test_the_doctor_says_whether_cores_and_memory_are_limits(controllers: tuple[str, ...], said: str) -> None:
+    assert checks_host.limits_words(controllers) == said
+
+
+def test_the_doctor_says_how_old_its_look_at_the_copies_is() -> None:
+    check = checks_fleet._copies(3, [], 12_000)
+    assert (check.verdict, check.found) == ("ok", "all 3 copies of the ledger are up to date, as seen 12s ago")

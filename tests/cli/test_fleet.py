@@ -12,7 +12,7 @@ import pytest
 
 from moorage.cli.fleet.worker_acts import _asked_for
 from moorage.schemas.frames import Held
-from tests.cli.node import Lines, Node, start
+from tests.cli.node import Lines, Node, moorage, start
 from tests.cli.scripted_worker import ScriptedWorker, fact
 from tests.waiting import until
 
@@ -225,3 +225,10 @@ def test_a_drain_for_a_time_says_when_its_jobs_have_to_be_gone() -> None:
     later = ["draining begins today 14:00, in 2h", "empty by then", "open again 2h after the drain begins"]
     assert _asked_for(None, "2h", "2h", asked) == later
     assert _asked_for("30m", None, None, asked) == ["draining", "empty within 30m at the latest"]
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+async def test_one_worker_cannot_be_watched_and_is_refused_in_words(more: tuple[str, ...]) -> None:
+    ran = await moorage("fleet", "sim-0000", "--watch", *more)
+    assert (ran.code, "error[invalid-argument]: --watch shows the whole fleet" in ran.err) == (2, True)
+    assert "Traceback" not in ran.err

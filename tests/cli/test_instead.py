@@ -143,7 +143,12 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
             assert "Traceback" not in ran.err
         assert (await waits.show())["state"] == "QUEUED"
         assert (await runs.show())["state"] == "RUNNING"
-        await client.admin.limit(gpus=0, tenant=unique)
+        await client.admin.limit(gpus=0, jobs=2, tenant=unique)
+        ran = await node.run("submit", "--instead-of", waits.id, "--gpu", "1xL40S", tenant=unique)
+        assert ran.code == 0, f"at the limit of jobs the old one makes room for the new one: {ran.err}"
+        assert (await waits.show())["state"] == "CANCELLED"
+        await client.job(ran.out.strip()).cancel()
+        await client.admin.limit(jobs=0, tenant=unique)
         for job in (waits, runs):
             await job.cancel()
 

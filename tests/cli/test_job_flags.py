@@ -60,8 +60,8 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ),
         ({"memory": "16"}, "a size without a unit: '16'", "write 16G, or 16Mi"),
         ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
-        ({"memory": "lots"}, "not a size: 'lots'", "write it as 16G"),
-        ({"memory": "-1G"}, "not a size: '-1G'", "write it as 16G"),
+        ({"memory": "lots"}, "not a size: 'lots'", "write it as 16Gi"),
+        ({"memory": "-1G"}, "not a size: '-1G'", "write it as 16Gi"),
         ({"cpu": float("nan")}, "--cpu is not a number of cores", "--cpu 4"),
         ({"secret": ["hf_abc"]}, "--secret needs NAME=SECRET", "--secret NAME=SECRET"),
         ({"priority": 101}, "--priority: priority must be 0..100", ""),
@@ -140,12 +140,10 @@ class Planning:
         return SimpleNamespace(data={"starts": "now" if waiting is None else "never", "waiting": waiting})
 
 
-@pytest.mark.parametrize(
-    ("fleet", "chosen"), [(("process",), "process"), (("docker", "process"), "docker"), ((), "docker")]
-)
+@pytest.mark.parametrize(("fleet", "chosen"), [(("process",), "process"), (("own", "process"), "own"), ((), "own")])
 async def test_of_several_drivers_the_first_that_is_offered(fleet: tuple[str, ...], chosen: str) -> None:
     client: Any = Planning(*fleet)
-    flags = JobFlags(driver="docker,process", gpu_device=["0"], on_no_match="reject")
+    flags = JobFlags(driver="own,process", gpu_device=["0"], on_no_match="reject")
     request = request_of(flags, ["x"])
     found = await offered(client.plan, flags, ["x"], request)
     assert (found.workload.driver, found.job, found.on_no_match) == (chosen, request.job, "reject")
@@ -160,17 +158,17 @@ async def test_of_several_drivers_the_first_that_is_offered(fleet: tuple[str, ..
 @pytest.mark.parametrize(
     ("fleet", "chosen"),
     [
-        (("docker A100", "process A100", "docker L40S"), ("docker", "A100")),
-        (("process A100", "docker L40S"), ("process", "A100")),  # another driver before other GPUs
-        (("process T4", "docker T4"), ("docker", "T4")),
+        (("own A100", "process A100", "own L40S"), ("own", "A100")),
+        (("process A100", "own L40S"), ("process", "A100")),  # another driver before other GPUs
+        (("process T4", "own T4"), ("own", "T4")),
         (("process H100",), ("process", "A100")),  # none could: the first whose driver is offered
-        ((), ("docker", "A100")),
+        ((), ("own", "A100")),
     ],
 )
 async def test_other_gpus_are_asked_for_where_no_worker_could_give_the_first(
     fleet: tuple[str, ...], chosen: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = JobFlags(driver="docker,process", gpu="1xA100", or_gpu=["1xL40S", "3x2xT4"])
+    flags = JobFlags(driver="own,process", gpu="1xA100", or_gpu=["1xL40S", "3x2xT4"])
     request = request_of(flags, ["x"])
     client: Any = Planning(*fleet)
     found = await offered(client.plan, flags, ["x"], request)
@@ -214,3 +212,21 @@ def test_a_file_of_the_command_that_no_with_brings(
     monkeypatch.chdir(tmp_path)
     request = request_of(JobFlags(**flags), [word.format(here=tmp_path) for word in words])
     assert not_brought(flags.get("with_", ()), request) == found
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ("16G", "warning[memory]: 16G is 15,259 MiB, as G is 1e9 bytes; 16Gi is 16,384 MiB\n"),
+        ("1.5G", "warning[memory]: 1.5G is 1,431 MiB, as G is 1e9 bytes; 1.5Gi is 1,536 MiB\n"),
+        ("16GB", ""),
+        ("16Gi", ""),
+        ("16GiB", ""),
+        ("512M", ""),
+    ],
+)
+def test_a_size_that_most_tools_read_otherwise_is_said_in_both(
+    size: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields_of(JobFlags(memory=size))
+    assert capsys.readouterr().err == said

@@ -62,7 +62,7 @@ async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(n
     assert shown.frame["data"]["request"]["gpu"]["min_memory_mib"] > 70_000
     text = await node.run("show", "s1", tenant=unique)
     facts = dict(row for row in text.rows if len(row) == 2)
-    assert (facts["job"], facts["state"], facts["gpu"], facts["simulated"]) == ("s1", "RUNNING", "2xH100:80G", "sim")
+    assert (facts["job"], facts["state"], facts["gpu"], facts["simulated"]) == ("s1", "RUNNING", "2xH100:80G", "yes")
     assert ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"] in text.rows
     listed = await node.run("ls", tenant=unique)
     header, row = listed.rows
@@ -101,7 +101,7 @@ async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_loo
     assert dict(bad.rows) == {"job": "bad", "state": "FAILED", "code": "9", "why": "it ended by itself, with code 9"}
     assert bad.err == "fix: moorage logs bad\n"
     none = await node.run("explain", "none", tenant=unique)
-    assert dict(none.rows)["why"].startswith("start-failed: no program no-such-program in PATH ")
+    assert dict(none.rows)["why"].startswith("not-here: no program no-such-program in PATH ")
     assert "fix: mend what the message names" in none.err
     assert (await node.run("errors", "start-failed")).code == 0
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from moorage.client import AsyncClient
 from tests.cli.node import Node, environment, node_on, on_a_terminal, read_all
 
 
@@ -87,4 +89,30 @@ async def test_every_reader_of_a_long_output_says_what_is_missing_and_has_its_en
         shown = dict(row for row in (await node.run("show", "long", tenant="t")).rows if len(row) == 2)
         assert shown["output"].endswith(
             "stdout of replica 0 lacks 7900 bytes in its middle, stdout of replica 1 lacks 7900 bytes in its middle"
+        )
+
+
+async def test_logs_have_both_streams_in_the_order_in_which_they_arrived(node: Node, unique: str) -> None:
+    """Each line is written once the one before has arrived at the worker: a follower shows it."""
+    script = "import sys\nfor at in range(20):\n print(at, file=(sys.stdout, sys.stderr)[at % 2], flush=True); input()"
+    wanted = "".join(f"{at}\n" for at in range(20))
+    async with AsyncClient(node.url, tenant=unique) as client:
+        folder = node.folder / unique
+        folder.mkdir()
+        os.mkfifo(folder / "go")
+        shell = f"exec python3 -c '{script}' <{folder / 'go'}"
+        job = await client.submit(["sh", "-c", shell], key="both")
+        with (folder / "go").open("w") as go:
+            said = ""
+            async for piece in job.logs("60s"):
+                said += piece.text
+                go.write("\n")
+                go.flush()
+                if said == wanted:
+                    break
+            assert said == wanted
+        await job.result("60s")
+        assert "".join([piece.text async for piece in job.logs("60s")]) == wanted
+        assert "".join([piece.text async for piece in job.logs(follow=False, tail=3)]) == "".join(
+            f"{at}\n" for at in range(14, 20)
         )

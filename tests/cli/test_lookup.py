@@ -94,3 +94,7 @@ async def test_a_tab_offers_the_jobs_and_the_workers_that_there_are(node: Node, 
     assert await offered("explain", "tab-t") == {"tab-two"}
     assert worker in await offered("drain", "")
     assert await offered("cancel", "--rea") == {"--reason"}
+    assert not [word for word in await offered("logs", "") if word.startswith("-")], "options only after a dash"
+    assert "--no-follow" in await offered("logs", "-")
+    for current in ("", "-", "--g"):
+        assert await offered("run", "--gpu", "1", "--", "python", current) == set(), "the job's command is not ours"

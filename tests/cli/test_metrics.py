@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
+from moorage.client.errors import NoScheduler, client_problem
 from moorage.schemas.cells import STATES
 from moorage.schemas.operate import Limit, TenantRow
 from tests.cli.node import Lines, Node, node_on, start
@@ -96,6 +97,28 @@ async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: N
     assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="+Inf") == 2
     assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="600") == 2
     assert 0 <= total(after, "moorage_tenant_wait_seconds_sum", tenant=unique) < 600
+
+
+async def test_a_scrape_waits_for_no_silent_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the result of the question before, so a monitor with a short time-out sees the 0, too."""
+    silent = asyncio.Event()
+
+    async def ask(client: AsyncClient) -> metrics.Told:
+        await silent.wait()
+        raise NoScheduler(client_problem("no-scheduler", "nobody leads"))
+
+    monkeypatch.setattr(metrics, "_ask", ask)
+    monkeypatch.setattr(metrics, "SCRAPE_S", 0.01)
+    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
+    first = await scraped._read()
+    assert [family.samples[0].value for family in first if family.name == "moorage_up"] == [0]
+    asking = scraped._asking
+    assert asking is not None, "the question goes on"
+    assert await scraped._read() is first
+    assert scraped._asking is asking, "and is not asked twice"
+    silent.set()
+    await asking
+    assert scraped._families is not first
 
 
 async def test_scrapes_that_come_close_together_cost_the_leader_one_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,10 @@ async def test_a_part_that_starts_now_is_told_as_a_part(node: Node, unique: str)
     assert facts["waiting"] == "1 replica"
     told = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", "--json", tenant=unique)
     assert (told.frame["data"]["replicas_now"], told.frame["data"]["replicas"]) == (2, 3)
+    near = await node.run("plan", "--gpu", "1xh100_80gb", tenant=unique)
+    assert "H100:80G instead of h100_80gb" in near.out + near.err
     warned = await node.run("plan", "--gpu", "1xH10", tenant=unique)
-    assert (warned.code, "warning[model]: H10 is part of NVIDIA H100" in warned.err) == (0, True)
+    assert "H10 is only a part of a word in NVIDIA H100 80GB HBM3; ~H10 takes that, too" in warned.out + warned.err
 
 
 async def test_other_gpus_where_no_worker_could_ever_give_the_first(node: Node, unique: str) -> None:

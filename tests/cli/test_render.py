@@ -5,20 +5,24 @@ from __future__ import annotations
 import io
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from moorage.cli.fleet.workers import kept, levels, model_words, packed
+from moorage.cli.fleet import usage
+from moorage.cli.fleet.workers import _troubles, kept, levels, limits, model_words, packed
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
 from moorage.cli.framework.screen import Screen, cut
+from moorage.cli.jobs import job_rows, show_ls_cancel, wait
+from moorage.cli.jobs.job_rows import jobs_table
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
 from moorage.client.errors import Rejected
 from moorage.schemas.errors import problem
 from moorage.schemas.gpu import model_matches, parse_token
+from moorage.schemas.operate import Limit, TenantRow
 from moorage.schemas.units import many
 
 
@@ -253,6 +257,22 @@ def test_a_worker_tells_how_it_keeps_sharers_to_their_parts() -> None:
     ]
 
 
+def test_a_worker_tells_what_its_drivers_cannot_do() -> None:
+    told = {"process": {"users": False, "memory_limit": False}, "docker": {}, "handler": {"memory_limit": False}}
+    assert limits(told) == [
+        "handler jobs are not held to the memory that they ask for (no-memory-limit)",
+        "process jobs run as the agent's own user alone (no-users)",
+        "process jobs are not held to the memory that they ask for (no-memory-limit)",
+    ]
+
+
+def test_a_worker_on_which_starts_fail_says_why_and_until_when() -> None:
+    row = {"worker": "w1", "starts_fail": {"opens_in_ms": 61_000, "why": "not-here: no folder /data"}}
+    [line] = _troubles([row])
+    assert line.startswith("w1: jobs fail to start: not-here: no folder /data; no jobs for 1m")
+    assert line.endswith("or until moorage uncordon w1")
+
+
 def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:
     workers = [{"worker": f"n{at:03}", "cells": "····", "state": "up"} for at in range(100)]
     workers[70] |= {"cells": "··!·"}
@@ -276,7 +296,7 @@ def test_a_model_has_a_word_that_means_no_other() -> None:
         "Simulated",
     ]
     words = model_words(names)
-    assert list(words.values()) == ["H100", "=A10", "A100", "=4090", "MI300X", "Simulated"]
+    assert list(words.values()) == ["H100", "A10", "A100", "=4090", "MI300X", "Simulated"]
     for name, word in words.items():
         _, spec = parse_token(f"2x{word}")
         assert [other for other in names if model_matches(spec.models[0], other)] == [name]
@@ -372,9 +392,11 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
         ("FAILED", "exit", "worker", "", "exit"),
         ("QUEUED", "", "", "", "-"),
         ("ACCEPTED", "", "tenant:acme", "ana", "-"),
-        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme, unverified name ana)"),
-        ("ENDING", "drain", "operator", "", "drain (operator)"),
-        ("CANCELLING", "", "operator", "ben", "(operator, unverified name ben)"),
+        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme (says ana))"),
+        ("ENDING", "drain", "operator", "", "drain (operator, unverified)"),
+        ("ENDING", "drain", "operator:ana", "root", "drain (operator:ana (says root))"),
+        ("ENDING", "drain", "operator:ana", "ana", "drain (operator:ana)"),
+        ("CANCELLING", "", "operator", "ben", "(operator, unverified (says ben))"),
     ],
 )
 def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str, said: str, told: str) -> None:
@@ -410,3 +432,96 @@ def test_a_value_that_does_not_fit_beside_its_name_stands_below_it(monkeypatch: 
     assert text.splitlines() == ["output until", "  2026-11-26T00:33:24Z on", "  sim-0000", "state         RUNNING"]
     assert folded("sim  epoch 1  ledger 23  2 queued\n\nx", Terminal()) == "sim  epoch 1  ledger 23  2\nqueued\n\nx"
     assert folded("x" * 20 + " " + "y" * 20, io.StringIO()) == "x" * 20 + " " + "y" * 20, "a pipe has no width"
+
+
+_LONG: Final = "evaluate-large-model-43-seed-7"
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_long_job_ids_cut_no_column_without_a_word_and_turn_no_table_into_cards(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    row = {
+        "job": _LONG, "state": "SUCCEEDED", "gpu": "4x8xH100:80G", "priority": 50, "attempt": 1, "age_ms": 5_000,
+        "code": 0, "worker": "sim-0001", "workers": 4, "simulated": True, "why": "a reason of some words",
+    }  # fmt: skip
+    monkeypatch.setattr("sys.stdout", Terminal())
+    lines = jobs_table([row]).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "SUCCEEDED" in lines[-1], "a table"
+    gone = [name for name in job_rows.COLUMNS if name not in lines[0].partition("(")[0]]
+    assert all(name in " ".join(lines[:-1]) for name in gone), "what is left out is said"
+    table_of_events = wait._rows(14)
+    cells = ["21:48:05.123", _LONG, "-", 1, "RUNNING", "sim-0000 sim", "-", 8, "-"]
+    text = table_of_events.line(cells).splitlines()
+    assert len(text[-1]) <= columns
+    assert "RUNNING" in text[-1]
+    assert text[-1].split()[1].startswith("evalua")
+    assert text[-1].split()[1].endswith("seed-7"), "an id is cut in its middle"
+    assert len(table_of_events.line(["21:48:05.123", "short", *cells[2:]]).splitlines()) == 1
+
+
+def test_the_table_of_usage_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = Terminal()
+    monkeypatch.setattr("sys.stdout", shown)
+    sums = {"gpu_s": 36e5, "memory_mib_s": 3.6e12, "used_gpu_s": 36e5, "used_memory_mib_s": 3.6e12}
+    row = {"tenant": "a-tenant-of-some-length", "model": "NVIDIA H100 80GB HBM3", "hour_ms": 0, **sums}
+    for by in (["tenant", "model"], ["tenant", "model", "hour"]):
+        shown.seek(0)
+        shown.truncate()
+        usage._show(by, [row], 0)
+        lines = shown.getvalue().splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[-1].endswith("976562.5"), "a number is never cut"
+
+
+def test_an_error_breaks_no_word_and_no_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    command = "moorage submit --gpu 1xH100 --replicas 3 --job a-long-name -- python train.py"
+    advice = "with a count any model may be named, and the environment of the worker decides"
+    tell_error(problem("invalid-argument", advice, next=""), (advice, command))
+    lines = shown.getvalue().splitlines()
+    assert f"fix: {command}" in lines, "it is pasted"
+    prose = [line for line in lines if command not in line]
+    assert max(map(len, prose)) <= 40
+    words = set(advice.split())
+    assert words <= set(" ".join(prose).split())
+
+
+def test_a_format_may_name_a_field_that_has_its_default() -> None:
+    """A script does not break by the state of the fleet."""
+    assert filled("{tenant} {limit} {limit.gpus} {usage_milli}", TenantRow("a")) == "a - - 0"
+    assert filled("{limit.gpus}", TenantRow("a", limit=Limit(3))) == "3"
+    assert filled("{worker} {drain} {drain.why}", {"worker": "w"}) == "w - -"
+    with pytest.raises(Rejected):
+        filled("{limt}", TenantRow("a"))
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "why", "shown"),
+    [
+        ("FAILED", 3, "", "it ended by itself, with code 3"),
+        ("FAILED", -11, "", "it ended by itself, with code 139"),
+        ("FAILED", 1, "start-failed: no program x", "start-failed: no program x"),
+        ("CANCELLED", -15, "end", ""),
+        ("SUCCEEDED", 0, "", ""),
+    ],
+)
+def test_an_end_that_nobody_asked_for_has_a_reason(state: str, code: int | None, why: str, shown: str) -> None:
+    assert job_rows.ended_by_itself(state, code, why) == shown
+
+
+def test_show_counts_the_replicas_of_a_job_by_their_state() -> None:
+    states = ["SUCCEEDED"] * 36 + ["FAILED"] * 4
+    data = {"replica_states": [{"replica": at, "state": name} for at, name in enumerate(states)]}
+    assert show_ls_cancel._replicas(data) == "36 SUCCEEDED, 4 FAILED (36, 37, 38, 39)"
+    assert show_ls_cancel._replicas({"replica_states": [{"replica": 0, "state": "RUNNING"}]}) == ""

@@ -128,7 +128,7 @@ async def test_json_is_frames_alone(node: Node, unique: str) -> None:
 async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> None:
     ran = await node.run("run", "--gpu", "1", "--", "/no/such/tool", tenant=unique)
     assert ran.code == 127
-    assert "start-failed: no /no/such/tool on the worker" in ran.err
+    assert "not-here: no /no/such/tool on the worker" in ran.err
     ran = await node.run("run", "--gpu", "1", "--", "echo hi", tenant=unique)
     assert "no program 'echo hi' in PATH /usr" in ran.err
     assert "one word" in ran.err

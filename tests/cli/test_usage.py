@@ -27,7 +27,7 @@ async def test_what_a_job_had_is_told_as_table_csv_and_json(node: Node, unique: 
     frame = (await node.run("usage", "--all", "--by", "tenant", "--json", tenant=unique)).frame["data"]
     assert {row["tenant"]: row["gpu_s"] for row in frame["rows"]}[unique] == float(row["gpu_s"])
     table = await node.run("usage", tenant=unique)
-    assert table.rows[0] == ["TENANT", "MODEL", "GPU-HOURS", "GIB-HOURS", "USED-GPU-HOURS", "USED-GIB-HOURS"]
+    assert table.rows[0] == ["TENANT", "MODEL", "GPU-H", "GIB-H", "USED-GPU-H", "USED-GIB-H"]
     assert table.rows[1][0] == unique
     shown = (await node.run("show", "j", "--json", tenant=unique)).frame["data"]
     assert shown["usage"]["gpu_s"] == float(row["gpu_s"])

@@ -17,6 +17,7 @@ from moorage.client import SimulatedClock
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
 from moorage.client.follow import captured as capturing
+from moorage.client.follow.budget import SPARE_BYTES, Budget
 from moorage.client.follow.captured import Captured
 from moorage.client.follow.output import Joiner, Piece
 from moorage.client.follow.stories import Following
@@ -42,6 +43,9 @@ class Keeping:
         self.refusals: list[Exception] = []
 
     async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["stream"] == "order":
+            plain: dict[str, Any] = msgspec.to_builtins(LogPage(1, "order"))
+            return plain
         self.asked += 1
         if self.refusals:
             raise self.refusals.pop()
@@ -151,7 +155,7 @@ def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
         source = Keeping(data)
         source.cap = chance.randint(0, len(data)) if seed % 3 else 0
         source.ring = ring and source.cap > 0
-        joiner, captured, shown = joiner_on(source), Captured(), Progress("j", whole=True)
+        joiner, captured, shown = joiner_on(source), Captured(Budget()), Progress("j", whole=True)
         given = 0
         pieces = pieces_of(data, chance)
         for piece in pieces:
@@ -180,8 +184,8 @@ def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
 
 
 def test_what_is_let_go_of_a_long_output_is_counted_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capturing, "STREAM_CHARS_MAX", 10)
-    captured = Captured()
+    monkeypatch.setattr(capturing, "STREAM_BYTES_MAX", 10)
+    captured = Captured(Budget())
     for at in range(0, 40, 4):
         captured.take(Piece(0, 1, "out", at, "�" * 4, next=at + 4, data=b"\xff" * 4))
     assert (len(captured.text("out")), captured.lost_bytes) == (8, 32)
@@ -283,3 +287,56 @@ def test_a_tail_has_as_many_lines_as_asked_for_whatever_their_length(
     for count in (0, 1, 2, 7, 39, 40, 41, 1000):
         whole = b"\n".join(lines[-count:]) + ends if count else b""
         assert asyncio.run(tail(count)) == whole
+
+
+class Both:
+    """What a worker keeps of an attempt that wrote to both streams, with the order in which that arrived."""
+
+    def __init__(self, parts: list[tuple[str, bytes]], told: int) -> None:
+        self.data = {"out": b"", "err": b"", "order": b""}
+        runs: list[int] = [0]
+        for stream, data in parts:
+            if len(runs) % 2 != (stream == "out"):
+                runs.append(0)
+            self.data[stream] += data
+            runs[-1] += len(data)
+        self.data["order"] = b"".join(run.to_bytes(4, "little") for run in runs[:told])
+
+    async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        asked = msgspec.convert(arguments, LogsAsked)
+        ask = ReadLog("s", "acme", "j", 0, 1, 7, "process", asked.stream, asked.offset, min(asked.limit, 37))
+        built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(page_of(self.data[asked.stream], ask, True)))
+        return built
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_both_streams_come_in_the_order_in_which_they_arrived(seed: int) -> None:
+    chance = random.Random(seed)
+    parts = [(chance.choice(["out", "err"]), chance.choice(ALPHABET)) for _ in range(chance.randint(0, 40))]
+    told = chance.choice([0, 3, 1000])
+
+    async def scenario() -> list[Piece]:
+        return [piece async for piece in Joiner(cast(AsyncClient, Both(parts, told)), "j").kept(0, 1)]
+
+    pieces = asyncio.run(scenario())
+    for stream in ("out", "err"):
+        assert b"".join(raw(piece) for piece in pieces if piece.stream == stream) == Both(parts, 0).data[stream]
+        assert [piece.end for piece in pieces if piece.stream == stream].count(True) == 1
+    if told > len(parts) and all(Both(parts, 0).data[stream] for stream in ("out", "err")):
+        assert b"".join(map(raw, pieces)) == b"".join(data for _, data in parts)
+
+
+def test_what_a_run_collects_is_bounded_for_all_streams_together() -> None:
+    budget = Budget(SPARE_BYTES + 30)
+    captured = Captured(budget)
+    for at in range(10):
+        for replica in range(2 if at < 2 else 1):
+            captured.take(Piece(replica, 1, "out", at * 5, f"{at}" * 5, next=at * 5 + 5))
+    assert captured.text("out") == "66666777778888899999" + "0000011111", "the longest stream gives way"
+    assert captured.lost_bytes == 60 - 30
+    assert not Budget(SPARE_BYTES).take(1, SPARE_BYTES)
+    captured.close()
+    assert budget.left == SPARE_BYTES + 30
+    full = Captured(Budget(SPARE_BYTES))
+    full.take(Piece(0, 1, "out", 0, "lost", next=4))
+    assert (full.text("out"), full.lost_bytes) == ("", 4)

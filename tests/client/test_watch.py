@@ -490,3 +490,33 @@ async def test_what_a_worker_tells_beside_the_output_comes_where_it_is_wanted(
     out, err = capsys.readouterr()
     assert out == "x\n"
     assert [line.split("  ")[-1] for line in err.splitlines()] == ["pulling the image a", "ports: 80 at h:1"]
+
+
+async def test_what_waits_for_readers_is_bounded_in_bytes_for_a_whole_client(nats_url: str, unique: str) -> None:
+    request = {"run": {"argv": ["x"]}}
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(shown("j", "RUNNING", change(1), request=request))
+        async with client.watch("j", output=True) as one, client.watch("j", output=True) as other:
+            readers = [Following(one, client), Following(other, client)]
+            for reader in readers:
+                await reader.revisions()
+            budget = client._stories.budget
+            whole = budget.left
+            budget.left = 30_000
+            for at in range(20):
+                frame = Output(1, "out", at * 2000, "x" * 2000, next=at * 2000 + 2000)
+                await scheduler.say_raw(client.subjects.log(unique, "j", 0), encode(frame))
+            await until(
+                lambda: one.lost + other.lost == 2 * 20 - 30_000 // 2512, what="the rest is refused, and counted"
+            )
+            assert budget.left < 2512
+            await scheduler.say("j", "RUNNING", change(1), change(2))
+            await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))
+            for frame in (Output(1, stream, 0, "", end=True) for stream in ("out", "err")):
+                await scheduler.say_raw(client.subjects.log(unique, "j", 0), encode(frame))
+            scheduler.will_show(shown("j", "SUCCEEDED", change(1), change(2), change(3, "SUCCEEDED"), request=request))
+            for reader in readers:
+                events = [item async for item in reader.rest() if isinstance(item, Event)]
+                assert [each.rev for event in events for each in event.changes] == [2, 3], "no event is lost"
+            assert budget.left == 30_000
+        budget.left = whole

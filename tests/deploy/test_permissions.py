@@ -79,7 +79,9 @@ def rows(queue: bool) -> Iterable[Row]:
         for verb in ("wanted", "logs"):
             yield Row(f"moorage.worker.{worker}.{verb}", "sched", worker)
     for verb in (*ADMIN_VERBS, "nonsense"):
-        yield Row(f"moorage.admin.{verb}", "ana", "sched")
+        yield Row(f"moorage.admin.ana.{verb}", "ana", "sched")
+        for other in (".ben", "._", ""):  # another operator's name, no name, and the subject of 0.2
+            yield Row(f"moorage.admin{other}.{verb}", "", "sched")
     yield Row("moorage.fleet.frame", "sched", "graf ana")
     yield Row("moorage.fleet.rollcall", "sched", "w1 w2")
     yield Row("moorage.fleet.look", "sched", "w1 w2")
@@ -300,7 +302,12 @@ async def test_the_queue_and_its_acknowledgement_cross_accounts_and_nothing_else
         heard_by_own: list[Delivery] = []
         answer = await acme.request(subject, b"{}", 5.0)
         assert b'"seq":1' in answer.data.replace(b" ", b"")
-        for target in ("moorage.worker.w1.wanted", "moorage.admin.drain", "moorage.ledger.record", "moorage.dlq.beta"):
+        for target in (
+            "moorage.worker.w1.wanted",
+            "moorage.admin.ana.drain",
+            "moorage.ledger.record",
+            "moorage.dlq.beta",
+        ):
             await users.subscribe(target, heard_by_users.append)
             await own.subscribe(target, heard_by_own.append)
             await settled(users, own)
@@ -376,7 +383,7 @@ async def test_results_of_functions_are_written_by_workers_and_read_by_their_ten
             await ResultStore(JetStream(acme), prefix).put_together("acme", [line_of(name, small)])
         # a direct get answers with bytes that the function chose: not on a subject of the users' account
         heard: list[Delivery] = []
-        for target in ("moorage.admin.drain", "moorage.worker.w1.wanted"):
+        for target in ("moorage.admin.ana.drain", "moorage.worker.w1.wanted"):
             await users.subscribe(target, heard.append)
             await acme.send([(f"{acme.context.api_prefix}.DIRECT.GET.OBJ_{bucket}", b'{"seq":1}', target)])
             await acme.send([(f"{acme.context.api_prefix}.STREAM.MSG.GET.OBJ_{bucket}", b'{"seq":1}', target)])

@@ -39,7 +39,8 @@ def files_with(pattern: str, *rooms: str) -> set[str]:
 
 def test_every_path_exists() -> None:
     paths = [word for word in re.findall(r"`([\w./-]+)`", PAGE) if word.endswith(("/", ".py", ".md"))]
-    paths += re.findall(r"[\w/]+/(?=[\"\]])|[\w/]+\.py", PAGE.partition("## The way of a request")[2].partition("```")[0])
+    drawn = PAGE.partition("## The way of a request")[2].partition("```text")[2].partition("```")[0]
+    paths += re.findall(r"[\w/]+\.py", drawn)
     assert len(paths) > 50
     missing = [path for path in paths if not found_at(path).exists() and path != "agent.py"]
     assert missing == []

@@ -41,9 +41,9 @@ def job(**fields: Any) -> Job:
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is done wrong, thrice: `raw` is a verb and its payload, `line` the words of a command with its `stdin`.
+    """One mistake in three forms: raw frame (a verb and its payload), command line (with its `stdin`), SDK call.
 
-    None where that way has no such mistake: the payload of a token, the verb of a typed method.
+    None if a form cannot express it.
     """
 
     code: str

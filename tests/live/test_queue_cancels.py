@@ -1,15 +1,21 @@
-"""Cancels in the durable queue wait there, in order, while there is no room to remember them."""
+"""Cancels in the durable queue: those of unknown jobs are remembered for a while, and wait while there is no room."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 
-from moorage.bus.connection import connect
+from moorage.bus.connection import Connection, connect
+from moorage.bus.jetstream import JetStream
+from moorage.client import AsyncClient
+from moorage.scheduler import queue_reader
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.queue_reader import BATCH
+from moorage.scheduler.core.state import State, Tenant
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects
 from tests.servers import ANSWER_S, Server
@@ -17,44 +23,124 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
 
-FIRST = 20
+ROOM = 20
 
 
-@pytest.mark.slow
-async def test_the_cancel_cursor_waits_while_the_tombstones_are_full(nats_server: Server, unique: str) -> None:
-    subjects = Subjects(unique)
-    world = await connect(nats_server.url, "scheduler")
-    ledger_world = await connect(nats_server.ledger_url, "ledger")
-    client = await connect(nats_server.url, "client")
-    # room for one batch beside a few: after the first cancels no further batch is read
-    scheduler = Scheduler(world, ledger_world, subjects=subjects, config=Config(tombstones_max=BATCH + FIRST - 1))
+@dataclass
+class Queued:
+    """A scheduler that leads, and a client that publishes to its durable queue."""
+
+    state: State
+    subjects: Subjects
+    client: Connection
+
+    async def publish(self, verb: str, body: bytes) -> int:
+        answer = await self.client.request(self.subjects.request("acme", verb), body, ANSWER_S)
+        return int(msgspec.json.decode(answer.data)["seq"])
+
+    async def cancel(self, first: int, count: int) -> int:
+        """Cancel jobs that nobody has submitted; returns the sequence of the last cancel."""
+        return [await self.publish("cancel", b'{"job":"c%d"}' % number) for number in range(first, first + count)][-1]
+
+    async def read(self, through: int) -> Tenant:
+        def has_read() -> bool:
+            tenant = self.state.tenants.get("acme")
+            return tenant is not None and tenant.cancel_cursor == through
+
+        await until(has_read, what=f"the cancels are read up to message {through}")
+        return self.state.tenants["acme"]
+
+
+@contextlib.asynccontextmanager
+async def queued(server: Server, prefix: str, config: Config) -> AsyncIterator[Queued]:
+    subjects = Subjects(prefix)
+    world = await connect(server.url, "scheduler")
+    ledger_world = await connect(server.ledger_url, "ledger")
+    client = await connect(server.url, "client")
+    scheduler = Scheduler(world, ledger_world, subjects=subjects, config=config)
     running = asyncio.create_task(scheduler.run())
-
-    async def publish(verb: str, body: bytes) -> int:
-        ack = msgspec.json.decode((await client.request(subjects.request("acme", verb), body, ANSWER_S)).data)
-        return int(ack["seq"])
-
     try:
         await asyncio.wait_for(scheduler.leading.wait(), ANSWER_S)
         assert scheduler.reign is not None
-        state = scheduler.reign.engine.state
-        for number in range(FIRST):
-            through = await publish("cancel", b'{"job":"c%d"}' % number)
-        await until(lambda: "acme" in state.tenants and state.tenants["acme"].cancel_cursor == through, what="read")
-        tenant = state.tenants["acme"]
-        assert len(tenant.tombstones) == FIRST
-        waits = await publish("cancel", b'{"job":"later"}')
-        # two records later it has been looked at for sure, and still waits unread
-        seq = state.seq
-        await until(lambda: state.seq >= seq + 2, what="two heartbeats")
-        assert tenant.cancel_cursor == through
-        assert "later" not in tenant.tombstones
-        # a submit behind them: the tombstones before it have done their work, and the cursor goes on
-        await publish("submit", b'{"job":"c3","run":{"argv":["true"]}}')
-        await until(lambda: tenant.cancel_cursor == waits, what="the cursor goes on")
-        await until(lambda: (job := state.job("acme", "c3")) is not None and job.state == "CANCELLED", what="c3")
+        yield Queued(scheduler.reign.engine.state, subjects, client)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         for connection in (client, world, ledger_world):
             await connection.close()
+
+
+@pytest.mark.slow
+async def test_cancels_wait_while_there_is_no_room_and_a_submit_ends_what_came_before_it(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 3600.0)
+    async with queued(nats_server, unique, Config(tombstones_max=ROOM)) as queue:
+        tenant = await queue.read(through := await queue.cancel(0, ROOM))
+        assert len(tenant.tombstones) == ROOM
+        waits = await queue.publish("cancel", b'{"job":"later"}')
+        # two records later it has been looked at for sure, and still waits unread
+        seq = queue.state.seq
+        await until(lambda: queue.state.seq >= seq + 2, what="two heartbeats")
+        assert tenant.cancel_cursor == through
+        # a submit behind them: the tombstones before it have done their work, and the cursor goes on
+        await queue.publish("submit", b'{"job":"c3","run":{"argv":["true"]}}')
+        await queue.read(waits)
+        job = queue.state.job
+        await until(lambda: (found := job("acme", "c3")) is not None and found.state == "CANCELLED", what="c3")
+
+
+@pytest.mark.slow
+async def test_cancels_of_a_tenant_that_queues_no_submits_are_all_read_though_there_is_room_for_few(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its submits come by the endpoint, say: nothing else moves the cursor that forgets the cancels."""
+    monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 0.05)
+    async with queued(nats_server, unique, Config(tombstones_max=ROOM)) as queue:
+        tenant = await queue.read(await queue.cancel(0, 5 * ROOM))
+        assert len(tenant.tombstones) <= ROOM
+
+
+@pytest.mark.slow
+async def test_a_cancel_is_forgotten_after_a_while_and_not_before_its_submit_is_read(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 0.05)
+    monkeypatch.setattr(queue_reader, "REMEMBERED_S", 3600.0)
+    async with queued(nats_server, unique, Config()) as queue:
+        tenant = await queue.read(await queue.cancel(0, 2))
+        await queue.publish("submit", b'{"job":"c0","run":{"argv":["true"]}}')
+        job = queue.state.job
+        await until(lambda: (found := job("acme", "c0")) is not None and found.state == "CANCELLED", what="c0")
+        through = await queue.cancel(2, 3)
+        await queue.read(through)
+        assert set(tenant.tombstones) == {"c2", "c3", "c4"}
+        monkeypatch.setattr(queue_reader, "REMEMBERED_S", 0.0)
+        await until(lambda: not tenant.tombstones, what="they are forgotten")
+        assert tenant.submit_cursor >= through
+        await queue.publish("submit", b'{"job":"c2","run":{"argv":["true"]}}')
+        await until(lambda: (found := job("acme", "c2")) is not None and found.state == "QUEUED", what="c2")
+
+
+@pytest.mark.slow
+async def test_a_verb_that_no_scheduler_reads_goes_to_the_dead_letters(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 0.05)
+    async with (
+        queued(nats_server, unique, Config()) as queue,
+        AsyncClient(nats_server.url, prefix=unique, timeout=ANSWER_S) as ana,
+    ):
+        for verb in ("sumbit", "submit.now"):
+            await queue.publish(verb, b'{"job":"j","run":{"argv":["true"]}}')
+
+        async def buried() -> bool:
+            return len([row async for row in ana.admin.dead_letters()]) == 2
+
+        await until(buried, ANSWER_S, "two dead letters")
+        rows = [row async for row in ana.admin.dead_letters(tenant="acme")]
+        assert {(row["code"], row["subject"]) for row in rows} == {
+            ("unknown-verb", queue.subjects.request("acme", verb)) for verb in ("sumbit", "submit.now")
+        }
+        info = await JetStream(queue.client).stream_info(queue.subjects.request_stream)
+        assert info.messages == 0

@@ -71,6 +71,7 @@ CALLS: Final = {
     "util": ("nvmlDeviceGetUtilizationRates",),
     "worked": ("nvmlDeviceGetProcessUtilization",),
     "processes": ("nvmlDeviceGetComputeRunningProcesses_v3",),
+    "graphics": ("nvmlDeviceGetGraphicsRunningProcesses_v3",),
     "rows": ("nvmlDeviceGetRemappedRows",),
     "events": ("nvmlDeviceGetSupportedEventTypes",),
     "process_util": ("nvmlDeviceGetProcessUtilization",),
@@ -92,6 +93,7 @@ class Board:
     more: dict[str, int | str] = field(default_factory=dict)
     pids: dict[int, int | None] = field(default_factory=dict)
     mps_pids: list[int] = field(default_factory=list)
+    graphics_pids: dict[int, int | None] = field(default_factory=dict)
     #: percent of the device's time by pid, or percent and how many seconds ago that was
     works: dict[int, int | tuple[int, int]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
@@ -125,6 +127,8 @@ class Board:
                 yield _line("hang", {"call": call, "uuid": self.uuid})
         for pid, mib in self.pids.items():
             yield _line("process", {"uuid": self.uuid, "pid": pid, "mib": -1 if mib is None else mib})
+        for pid, mib in self.graphics_pids.items():
+            yield _line("process", {"uuid": self.uuid, "pid": pid, "mib": -1 if mib is None else mib, "kind": "G"})
         for pid in self.mps_pids:
             yield _line("process", {"uuid": self.uuid, "pid": pid, "mib": -1, "kind": "M"})
         for pid, work in self.works.items():

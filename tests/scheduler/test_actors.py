@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moorage.scheduler.core.effects.outputs import changes_since
+from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import SAID_CHARS_MAX, actor, by_tenant
 from moorage.scheduler.core.state import State
 from moorage.scheduler.intake import cancel_of
+from moorage.schemas import actors
+from moorage.schemas.actors import NO_OPERATOR, by_operator
+from moorage.schemas.operate import act_of
 from tests.scheduler.driving import Driving
 
 
@@ -76,6 +83,44 @@ def test_the_ledger_and_a_snapshot_keep_it() -> None:
         fold(again, decode_record(payload), seq)
     assert told(again, "a") == told(drive.state, "a")
     assert told(snapshots.load(snapshots.dump(drive.state)), "a") == told(drive.state, "a")
+
+
+def test_an_order_is_the_operators_that_its_subject_names() -> None:
+    """Whatever the client says of itself; without keys (`_`) nothing is proven."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    said: list[tuple[str, str, str]] = []
+    for job, operator in (("keyed", "ana"), ("open", NO_OPERATOR)):
+        drive.submit(job)
+        hold = act_of("hold", {"tenant": "t", "job": job, "by": "operator:mallory"})
+        drive.engine.offer(Order("hold", hold, "r", True, None, operator))
+        drive.tick()
+        said += told(drive.state, job)[-1:]
+        assert drive.answers["r"]["hold"]["by"] == by_operator(operator)
+    assert said == [("HELD", "operator:ana", "operator:mallory"), ("HELD", "operator", "operator:mallory")]
+    drain = act_of("drain", {"worker": "w0", "by": "scheduler", "within_s": 60, "why": "disk"})
+    drive.engine.offer(Order("drain", drain, "r", True, None, "ben"))
+    drive.tick()
+    row = views.fleet(drive.engine, drive.now)["workers"][0]
+    assert (row["by"], row["said"], row["drain"]["by"]) == ("operator:ben", "scheduler", "operator:ben")
+
+
+@pytest.mark.parametrize(
+    ("actor", "words"),
+    [
+        ("operator:ana", "operator:ana"),
+        ("operator:ana ana", "operator:ana"),
+        ("operator:ana root", "operator:ana (says root)"),
+        ("operator root", "operator, unverified (says root)"),
+        ("operator", "operator, unverified"),
+        ("root", "operator, unverified (says root)"),  # an order about a worker in a record of 0.2
+        ("tenant:t ann lee", "tenant:t (says ann lee)"),
+        ("scheduler", "scheduler"),
+        ("", ""),
+    ],
+)
+def test_an_actor_on_a_screen_says_what_is_proven(actor: str, words: str) -> None:
+    assert actors.words(*actors.split(actor)) == words
 
 
 def test_a_name_that_is_said_is_bounded_and_cannot_pass_for_another() -> None:

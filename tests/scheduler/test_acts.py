@@ -29,6 +29,8 @@ SHOWN: Final[dict[str, tuple[str, ...]]] = {
     "epoch": ("ledger_id", "scheduler"),
     "gone": ("worker", "why"),
     "flag": ("worker", "flag", "by"),
+    "forget": ("worker",),
+    "shut": ("worker", "until_ms", "why"),
     "window": ("worker", "from_ms", "leave_ms", "until_ms", "by", "why"),
     "hold": ("tenant", "job", "by", "why"),
     "unhold": ("tenant", "job", "by", "why"),

@@ -131,7 +131,7 @@ def test_every_name_that_a_hello_tells_finds_the_device(driver: str, one: Any) -
         Device(1, "nvidia", H100, "GPU-b", 1000, pci="00000000:AF:00.1", cdi=["nvidia.com/gpu=gpu1"]),
     ]
     drive.worker("w0", 2, gpu_pool=pool, drivers=["docker", "podman", "vm"])
-    run = {"driver": driver, "argv": ["x"]}
+    run = {"driver": driver, "argv": ["x"]} | ({} if driver == "vm" else {"image": "a:1"})
     drive.submit("j", gpu={}, run=run, driver_config={driver: {"gpu_device_ids": [one]}})
     assert drive.slots("j") == [1]
     again = {"resource_requirements": {"gpu": {"device_ids": [str(one)]}}, "run": run}
@@ -267,7 +267,7 @@ def test_devices_are_found_also_beyond_as_many_names_as_are_remembered(monkeypat
         drive.submit(f"j{number}", **named(f"GPU-w{number}-1"))
         drive.submit(f"nowhere{number}", **named(f"GPU-x{number}-1"))
     assert [drive.placed_on(f"j{number}") for number in range(8)] == [[f"w{number}"] for number in range(8)]
-    assert len(drive.engine.fleet._asked_names) <= 3
+    assert drive.engine.fleet._asked_names == {f"GPU-w{number}-1" for number in range(8)}, "only those of some host"
 
 
 @pytest.mark.parametrize("ids", [("GPU-n", "0"), ("0", "GPU-n")])

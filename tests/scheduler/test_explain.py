@@ -8,6 +8,7 @@ import pytest
 
 from moorage.scheduler.core.queries import view as view_module
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries.explain import HOLDERS_MAX
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.frames import Renew
 from moorage.schemas.reasons import REASONS
@@ -168,9 +169,20 @@ def test_of_other_tenants_no_more_than_how_many_and_how_much() -> None:
         "other_jobs": 2,
         "other_gpus": 3,
         "workers": ["w0: 4 of 4 GPUs leased"],
+        "hosts": 1,
     }
     assert told["held_by"] == ["job mine: 1 GPU", "2 jobs of other tenants: 3 GPUs", "w0: 4 of 4 GPUs leased"]
     assert "secret" not in repr(told)
+
+
+def test_of_many_full_workers_some_are_named_and_the_rest_counted() -> None:
+    drive = Driving()
+    for number in range(HOLDERS_MAX + 3):
+        drive.worker(f"w{number}", 1)
+        drive.submit(f"runs-{number}", tenant="u", gpu={})
+    drive.settle()
+    drive.submit("j", gpu={})
+    assert why(drive, "j")["held_by"][-2:] == [f"w{HOLDERS_MAX - 1}: 1 of 1 GPUs leased", "3 more workers"]
 
 
 def test_reserved_for_somebody_else_but_not_for_oneself() -> None:
@@ -384,7 +396,7 @@ def test_who_is_closed_and_why() -> None:
     drive.submit("j", gpu={})
     told = why(drive, "j")
     assert told["reason"] == "closed"
-    assert told["held_by"] == ["w0: cordoned by me", "w1: kept for a local claim"]
+    assert told["held_by"] == ["w0: cordoned by operator, unverified (says me)", "w1: kept for a local claim"]
 
 
 def test_what_of_the_host_is_taken_and_by_whom() -> None:

@@ -193,7 +193,7 @@ def one_by_one(payload: bytes, state: State) -> bytes:
             steps += (Op.CLAIM, num, index, 0, 0, 0, Op.START, num, index, 0, 0, 0)
         if op in (Op.DONE, Op.RUN):
             steps += (Op.EXIT, num, index, a, b, c)
-            steps += (Op.FREE, num, index, packed(member.fence, member.worker.num), 0, 0)
+            steps += (Op.FREE, num, index, packed(member.fence), 0, 0)
     record.steps = [int(step) for step in steps]
     return encode_record(record)
 

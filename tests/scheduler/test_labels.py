@@ -174,14 +174,68 @@ def _check(drive: Driving, asked: dict[str, dict[str, list[str]]]) -> None:
             for num, host in hosts.items()
             if all(host.labels.get(label) in values for label, values in requires.items())
         }
-        found = engine.fleet.capable(engine.shape_of(job))
-        assert {host.worker.num for cls, _ in found for host in cls.hosts.values()} == able
         (replica,) = job.replicas
+        if replica.state == QUEUED:  # hosts that join later are told apart only by what waits
+            found = engine.fleet.capable(engine.shape_of(job))
+            assert {host.worker.num for cls, _ in found for host in cls.hosts.values()} == able
         if replica.member is not None:
             assert replica.member.worker.num in able
         elif replica.state == QUEUED:
             most = max((hosts[num].open.bit_count() for num in able), default=0)
             assert most < engine.shape_of(job).count, f"{name} waits beside free GPUs"
+
+
+def rejoin(drive: Driving) -> None:
+    for worker in drive.workers.values():
+        worker.boot += "-2"
+        assert drive.join(worker)["kind"] == "joined"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda number: {"requires": {"host": [f"nowhere-{number}"]}},
+        lambda number: {"requires": {f"label-{number}": ["n0"]}},
+        lambda number: {"driver_config": {"process": {"gpu_device_ids": [f"GPU-nowhere-{number}"]}}},
+    ],
+    ids=["value", "label", "device"],
+)
+def test_refused_requests_for_what_no_host_has_leave_hosts_alike(
+    monkeypatch: pytest.MonkeyPatch, asked: Callable[[int], dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(fleet, "ASKED_MAX", 8)
+    drive = named()
+    for number in range(20):
+        run = {"driver": "process", "argv": ["x"]}
+        answer = drive.submit(f"j{number}", gpu={}, run=run, on_no_match="reject", **asked(number))
+        assert answer["code"] == ("no-match" if "requires" in asked(0) else "failed-precondition")
+    rejoin(drive)
+    assert sizes(drive) == [HOSTS]
+
+
+def test_hosts_are_alike_again_once_no_host_has_what_was_required() -> None:
+    drive = named()
+    drive.submit("one", gpu={}, requires={"host": ["n7"]}, run={"driver": "noop", "timeout_s": 1, "grace_s": 1})
+    assert sizes(drive) == [1, HOSTS - 1]
+    drive.run_out("w7")
+    rejoin(drive)
+    assert sizes(drive) == [HOSTS]
+
+
+def test_a_job_waits_for_its_host_in_a_backoff_or_on_hold_as_in_the_queue() -> None:
+    drive = named(2)
+    w1 = drive.workers["w1"]
+    w1.auto = False
+    drive.submit("backoff", gpu={}, requires={"host": ["n1"]})
+    drive.fact("refused", "backoff", detail="device-busy 0")
+    drive.submit("held", gpu={}, requires={"host": ["n9"]})
+    drive.order("hold", job="held")
+    rejoin(drive)
+    drive.worker("w9", labels=labels_of(9))
+    drive.order("release", job="held")
+    drive.pass_time(60_000)
+    assert where(drive, "held") == ["w9"]
+    assert where(drive, "backoff") == ["w1"]
 
 
 def many_labels(number: int, keys: int, values: int, chars: int = 8) -> dict[str, list[str]]:

@@ -638,7 +638,8 @@ def test_a_cancel_behind_facts_of_the_same_record_stands_behind_them() -> None:
         ("host:29500", True), ("10.0.0.1:1", True), ("[::1]:65535", True), ("", False), ("host", False),
         ("host:", False),
         (":80", False), ("host:0", False), ("host:65536", False), ("host:²", False), ("host:-1", False),
-        ("host:" + "9" * 5000, False),
+        ("host:" + "9" * 5000, False), ("a b:80", False), (" host:80", False), ("host :80", False), ("h\nx:80", False),
+        ("h" * 256 + ":80", False), ("fe80::1%eth0:80", True),
     ],
 )  # fmt: skip
 def test_what_is_an_address(detail: str, good: bool) -> None:

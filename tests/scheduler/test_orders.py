@@ -43,11 +43,11 @@ def test_a_held_job_is_not_placed_until_it_is_released(drive: Driving) -> None:
     held = drive.order("hold", job="j", why="bad data")
     assert held == {
         "kind": "done", "verb": "hold", "changed": True, "tenant": "t", "job": "j", "state": "QUEUED", "members": 0,
-        "hold": {"since_ms": drive.now, "by": "ana", "why": "bad data"},
+        "hold": {"since_ms": drive.now, "by": "operator", "said": "ana", "why": "bad data"},
     }  # fmt: skip
     listed = views.ls(drive.engine, "t", {})
     assert isinstance(listed, dict)
-    assert listed["jobs"][0]["why"] == "held by operator ana: bad data"
+    assert listed["jobs"][0]["why"] == "held by operator, unverified (says ana): bad data"
     drive.worker("w0", 1)
     drive.submit("later", gpu={})
     assert drive.states("j") == ["QUEUED"]
@@ -88,7 +88,7 @@ def test_a_hold_outlives_takeover_and_snapshot(drive: Driving) -> None:
     drive.tick()
     drive.submit("u1", tenant="u", gpu={})
     assert (drive.states("j"), drive.states("u1", "u")) == (["QUEUED"], ["QUEUED"])
-    assert drive.explained("j")["because"] == "job j is held by operator ana: wait for ana"
+    assert drive.explained("j")["because"] == "job j is held by operator, unverified (says ana): wait for ana"
     drive.order("release", job="j")
     drive.lead()
     drive.renew()
@@ -135,7 +135,7 @@ def test_a_tenants_queue_is_held_and_others_go_on(drive: Driving) -> None:
     assert [drive.states(name, "u") for name in ("u-a", "u-b", "u-c")] == [["PLACED"]] * 3
     found = drive.explained("c")
     assert (found["reason"], found["because"]) == (
-        "held", "the queue of tenant t is held by operator ana: month end",
+        "held", "the queue of tenant t is held by operator, unverified (says ana): month end",
     )  # fmt: skip
     drive.order("release")
     assert [drive.states(name) for name in ("a", "b", "c")] == [["PLACED"]] * 3
@@ -147,7 +147,7 @@ def test_holding_twice_changes_nothing_and_names_who_did_it_first(drive: Driving
     rev, records = drive.job("j").rev, drive.state.seq
     again = drive.order("hold", job="j", by="bob", why="second")
     assert not again["changed"]
-    assert (again["hold"]["by"], again["hold"]["why"]) == ("ana", "first")
+    assert (again["hold"]["said"], again["hold"]["why"]) == ("ana", "first")
     assert drive.job("j").rev == rev
     assert decode_record(drive.records[records]).acts == []
     drive.order("release", job="j")
@@ -354,7 +354,13 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
     for number in range(4):
         drive.submit(f"j{number}", gpu={})
     answer = drive.order("limit", gpus=3, why="share the week")
-    assert answer["limit"] == {"gpus": 3, "since_ms": drive.now, "by": "ana", "why": "share the week"}
+    assert answer["limit"] == {
+        "gpus": 3,
+        "since_ms": drive.now,
+        "by": "operator",
+        "said": "ana",
+        "why": "share the week",
+    }
     assert drive.state.tenants["t"].gpus == 4, "what is over a new limit goes on"
     drive.settle()
     drive.submit("more", gpu={})
@@ -362,7 +368,7 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
     assert (drive.states("more"), drive.states("other", "u")) == (["QUEUED"], ["PLACED"])
     found = drive.explained("more")
     assert (found["reason"], found["gpus_leased"], found["gpus_needed"], found["limit"]["gpus"]) == ("limit", 4, 1, 3)
-    assert found["limit"]["by"] == "ana"
+    assert found["limit"]["said"] == "ana"
     assert found["held_by"] == [f"job j{number}: 1 GPU" for number in range(4)]
     key = next(key for key in drive.workers["w0"].held if key[1] == "j0")
     drive.workers["w0"].finish(key)
@@ -628,7 +634,8 @@ def test_acts_that_find_no_room_in_a_record_come_with_the_next(drive: Driving) -
 
 def test_the_state_of_a_new_tenant_holds_nothing() -> None:
     assert not State().tenant("t").ordered
-    assert SUBJECTS.admin("hold") == "moorage.admin.hold"
+    assert SUBJECTS.admin("hold") == "moorage.admin._.hold"
+    assert SUBJECTS.admin("hold", "ana") == "moorage.admin.ana.hold"
 
 
 @pytest.mark.parametrize("act", ["hold", "limit"])

@@ -89,7 +89,8 @@ def test_where_some_replicas_start_it_says_how_many_and_why_the_rest_does_not() 
 
 def test_a_plan_warns_of_a_model_as_a_submit_does() -> None:
     told = planned(waiting(), {"gpu": {"model": "H10"}})
-    assert told.warnings == ["model: H10 is part of NVIDIA H100 80GB HBM3 only; =H10 takes that model alone"]
+    part = "H10 is only a part of a word in NVIDIA H100 80GB HBM3; ~H10 takes that, too"
+    assert told.warnings == [f"no-match: no worker with the driver noop has a GPU of this model; {part}"]
     assert planned(waiting(), {"gpu": {"model": "H100"}}).warnings == []
 
 

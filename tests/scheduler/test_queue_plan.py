@@ -129,7 +129,7 @@ def test_labels_drivers_and_modes_are_filters() -> None:
     drive.worker("zoned", 1, labels={"zone": "a"}, drivers=["noop", "docker"])
     drive.submit("label", gpu={}, requires={"zone": ["b", "a"]})
     assert drive.placed_on("label") == ["zoned"]
-    drive.submit("driver", run={"driver": "docker", "argv": ["x"]})
+    drive.submit("driver", run={"driver": "docker", "argv": ["x"], "image": "a:1"})
     assert drive.placed_on("driver") == ["zoned"]
     drive.submit("mode", gpu={"sharing": "mps"})
     assert drive.states("mode") == ["QUEUED"]

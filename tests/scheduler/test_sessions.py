@@ -164,7 +164,7 @@ def test_a_new_worker_and_one_that_changed_machines_in_one_record() -> None:
     ]
     drive.tick()
     assert {drive.answers[reply]["kind"] for reply in replies} == {"joined"}
-    assert [row.id for row in drive.state.worker_by_num] == ["w0", "w1", "w2"]
+    assert [row.id for row in drive.state.workers.values()] == ["w0", "w1", "w2"]
 
 
 def test_goodbye_then_a_join_in_one_record() -> None:
@@ -428,7 +428,7 @@ def test_a_renewal_alone_is_in_no_record_and_is_answered_after_one() -> None:
     assert not drive.engine.urgent
     assert drive.engine.waiting == 1
     drive.tick()
-    answer = {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False, "level": FORMAT}
+    answer = {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False, "level": FORMAT, "drain_s": None}
     assert drive.answers[reply] == answer
     assert drive.state.digest == before
     assert decode_record(drive.records[-1]).steps == []

@@ -22,6 +22,7 @@ from moorage.scheduler.core.queries.views import show
 from moorage.scheduler.core.state import (
     AT_MS,
     CLAIMED,
+    QUEUED,
     REPLICA,
     REV,
     SLOTS,
@@ -151,7 +152,7 @@ def test_a_span_that_began_before_memory_does_counts_from_where_memory_begins() 
     replicas = [SimpleNamespace(index=index, attempt=1, member=None) for index in range(2)]
     story = [row(5, 1_000, 1, CLAIMED), row(6, 4_000, 0, SUCCEEDED), row(7, 6_000, 1, SUCCEEDED)]
     found = list(spans(cast(Any, SimpleNamespace(story=story, replicas=replicas)), 9_000))
-    assert [span for span in found if span[3] > span[2]] == [(7, 3, 1_000, 4_000), (7, 3, 1_000, 6_000)]
+    assert [span for span in found if span[4] > span[3]] == [(7, 3, 0, 1_000, 4_000), (7, 3, 0, 1_000, 6_000)]
 
 
 def test_a_run_counts_in_each_hour_that_it_is_in_and_after_it_has_left_memory() -> None:
@@ -431,3 +432,26 @@ def test_below_the_feature_level_no_record_says_what_was_used() -> None:
     drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
     used(drive, "a", "used:5,5")
     assert drive.job("a").used is None
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_story_that_the_history_does_not_take_counts_as_memory_drops_it(replicas: int) -> None:
+    drive = Timed()
+    drive.worker("w0", gpus=2, auto=False)
+    drive.submit("a", gpu={"count": 1}, retries=60, replicas=replicas)
+    while drive.job("a").state != "FAILED":
+        while (waits := drive.job("a").replicas[0]).member is None and waits.state == QUEUED:
+            drive.now += 5_000
+            drive.report()
+        at = [replica.index for replica in drive.job("a").replicas if replica.member is not None]
+        drive.facts([(kind, "a", index, 0, "") for index in at for kind in ("claimed", "started")])
+        drive.now += 60_000
+        drive.facts([(kind, "a", index, 1, "") for index in at for kind in ("exited", "freed")])
+    assert not drive.job("a").parts
+    assert drive.engine.retention.dropped
+    (row,) = rows(drive)
+    assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
+    assert row["gpu_s"] > 60 * 60 * replicas
+    drive.take_snapshot()
+    drive.lead()
+    assert rows(drive) == [row]

@@ -75,6 +75,8 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
     answer = drive.operate("drain", "w0", within_s=120, why="new disk")
     assert (answer["changed"], answer["members"]) == (True, 2)
     assert answer["drain"]["leave_ms"] - answer["drain"]["from_ms"] == 120_000
+    [renewed] = drive.renew("w0")
+    assert 100 < renewed["drain_s"] <= 120, "what it lends has to be back by then, too"
     assert row(drive, "w0")["state"] == "draining"
     drive.submit("late", gpu={})
     drive.settle()
@@ -111,7 +113,8 @@ def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> 
         "begins_in_ms": 2 * HOUR,
         "leave_in_ms": 2 * HOUR,
         "ends_in_ms": 3 * HOUR,
-        "by": "me",
+        "by": "operator",
+        "said": "me",
         "why": "firmware",
     }
     drive.submit("short", gpu={}, run=limited(3600))

@@ -145,9 +145,10 @@ def test_fact_17_kubernetes_takes_counts_and_supports_no_ids(key: str) -> None:
     assert asked("kubernetes", {"image": "x"}, gpu={"count": 8}).driver_fault(Capabilities()) is None
 
     def of(*ids: Any) -> Request:
+        run = {"driver": "kubernetes", "argv": ["x"], "image": "a:1"}
         if key == "interim":
-            return asked("kubernetes", resource_requirements={"gpu": {"count": 1, "device_ids": list(ids)}})
-        return asked("kubernetes", {key: list(ids)}, gpu={})
+            return asked("kubernetes", resource_requirements={"gpu": {"count": 1, "device_ids": list(ids)}}, run=run)
+        return asked("kubernetes", {key: list(ids)}, gpu={}, run=run)
 
     right = of("0")
     assert right.trouble is None
@@ -269,3 +270,28 @@ def test_ports_are_a_few_numbers_each_once() -> None:
             assert "1..16 numbers from 1 to 65535" in found.allowed
     for driver in ("process", "vm", "kubernetes"):
         assert f"reads no driver_config.{driver}.ports" in trouble(driver, {"ports": [80]}).message
+
+
+@pytest.mark.parametrize("driver", ["docker", "podman", "kubernetes"])
+@pytest.mark.parametrize("image", [None, "Bad NAME!", "a b", "--privileged", "a@sha256:12"])
+def test_a_container_without_an_image_or_with_no_name_of_one_is_refused_at_submit(driver: str, image: Any) -> None:
+    """It was placed, and failed on a worker."""
+    for said in ({"image": image}, {"block": {"image": image}}):
+        run = {"driver": driver, "argv": ["x"], **({} if "block" in said else said)}
+        found = trouble(driver, said.get("block"), run=run)
+        named = "block" in said and image is not None
+        assert found.field == (f"driver_config.{driver}.image" if named else "run.image")
+        assert found.message == (f"a job of the driver {driver} needs an image" if image is None else
+                                 "this is not an image name")  # fmt: skip
+    assert asked(driver, run={"driver": driver, "argv": ["x"], "image": "nothere.invalid:5000/a/b:1"}).trouble is None
+
+
+def test_the_size_of_dev_shm_is_a_number_of_mib() -> None:
+    for driver in ("docker", "podman"):
+        for right in (None, 1, 1 << 22):
+            assert asked(driver, {"image": "a", "shm_mib": right}).trouble is None
+        for wrong in (0, -1, (1 << 22) + 1, "64", True, 1.5):
+            found = trouble(driver, {"image": "a", "shm_mib": wrong})
+            assert (found.field, found.allowed) == (f"driver_config.{driver}.shm_mib", "1..4194304"), wrong
+    for driver in ("process", "vm", "kubernetes"):
+        assert f"reads no driver_config.{driver}.shm_mib" in trouble(driver, {"shm_mib": 64}).message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -27,8 +28,7 @@ from moorage.schemas.gpu import (
         ("2xH100", 1, {"count": 2, "model": "H100"}),
         ("3x2xH100", 3, {"count": 2, "model": "H100"}),
         ("2", 1, {"count": 2}),
-        ("2x", 1, {"count": 2}),
-        ("3x2x", 3, {"count": 2}),
+        ("3x2xany", 3, {"count": 2}),
         ("1xany", 1, {}),
         ("1xTITAN", 1, {"model": "TITAN"}),
         ("A100|any", 1, {"model": ["A100", "any"]}),
@@ -107,9 +107,53 @@ def test_the_gpus_of_all_replicas_can_be_asked_for_as_one(token: str, text: str)
     assert as_one_replica(spec, replicas) == text
 
 
+@pytest.mark.parametrize(
+    ("token", "meant"),
+    [
+        ("1XA100", "1xA100"),
+        ("1 xA100", "1xA100"),
+        ("1 x A100", "1xA100"),
+        ("2 X 4 x A100", "2x4xA100"),
+        ("1xA100:80GB", "1xA100:80G"),
+        ("1xA100:80g", "1xA100:80G"),
+        ("1xA100:80gb", "1xA100:80G"),
+        ("1xA100:80GiB", "1xA100:80281M"),  # as sold, too: the card shows 2 % less
+        ("1xA100:80Gi", "1xA100:80281M"),
+        ("1xA100:500MiB", "1xA100:500M"),
+        ("1xA100@mps=4GiB", "1xA100@mps=4096M"),
+        ("1xA100@mps=4GB,50%", "1xA100@mps=50%,4G"),
+        ("1x~MI300", "1x~MI300"),
+    ],
+)
+def test_other_ways_to_write_a_token_are_read(token: str, meant: str) -> None:
+    assert parse_token(token) == parse_token(meant)
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [
+        ("2x2x2xA100", "two numbers are replicas and GPUs of each, as in 3x2xA100"),
+        ("gpu=2", "did you mean 2"),
+        ("gpus:2", "did you mean 2"),
+        ("1x", "a model is missing: 1xany"),
+        ("3x2", "a model is missing: 3x2xany"),
+        ("1xA100,L40S", "alternatives are split by |: did you mean 1xA100|L40S"),
+        ("1xA100:80", "memory has a unit: 1xA100:80G"),
+        ("A100:8", "memory has a unit: A100:8G; or a count, in front: 8xA100"),
+        ("1xA100:80X", "the unit of memory is G or M, found 'X'"),
+        ("model=A100", "a model has no =; it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%"),
+    ],
+)
+def test_a_token_that_cannot_be_meant_is_told_one_that_reads(token: str, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"; {re.escape(told)}$"):
+        parse_token(token)
+    for word in re.findall(r"[0-9a-zA-Z]+[x:][^ ;,]+|(?<=mean )\d+", told):
+        parse_token(word)
+
+
 @pytest.mark.parametrize("token", ["2H100", "2 H100", "3x2H100"])
 def test_a_number_that_is_joined_to_the_model_is_told_the_x(token: str) -> None:
-    with pytest.raises(ValueError, match=r"an x stands between number and model: 2xH100$"):
+    with pytest.raises(ValueError, match=r"did you mean (3x)?2xH100$"):
         parse_token(token)
 
 

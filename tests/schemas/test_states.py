@@ -1,4 +1,4 @@
-"""The table of states: the contract's own rows, and nothing the scheduler must never do."""
+"""The state table has exactly the documented transitions."""
 
 from __future__ import annotations
 

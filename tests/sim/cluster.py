@@ -372,7 +372,7 @@ class Cluster:
 
     def _open_flapping(self) -> None:
         """What an operator does for a device that failed so often that its probation outlasts this world."""
-        for worker in self.judge.state.worker_by_num:
+        for worker in self.judge.state.workers.values():
             slots = [slot for slot, (kind, *_) in worker.unwell.items() if kind == "probation"]
             if slots and worker.num not in self._flapping:
                 self._flapping.add(worker.num)
@@ -396,7 +396,7 @@ class Cluster:
         members = [str(member.key) for member in engine.state.members()]
         if members:
             return f"members {members[:5]} linger"
-        away = [worker.id for worker in engine.state.worker_by_num if not worker.session]
+        away = [worker.id for worker in engine.state.workers.values() if not worker.session]
         if away or len(engine.state.worker_by_num) < len(self.hosts):
             return f"workers have not joined: {away or 'some never did'}"
         living = [ran.key for machine in self.machines.values() for ran in machine.living]

@@ -60,7 +60,7 @@ class Judge:
         self._reign = _ReignTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
         self._said_well: dict[tuple[str, int], float] = {}  # worker and slot -> when an operator said that it is well
-        self._known: list[_Known] = []  # of each worker, by its number in the ledger
+        self._known: dict[int, _Known] = {}  # of each worker, by its number in the ledger
         self.preemptions = Preemptions(self.violated, config)
         self.orders = Orders(self.violated)
         self.histories = 0  # jobs that left memory, and whose history was read
@@ -142,9 +142,10 @@ class Judge:
     def restored(self, state: State, taken_seq: int) -> list[tuple[str, str]]:
         """The ledger begins anew with `state`, from a backup at `taken_seq`. Returns the jobs that it has forgotten."""
         self.state = state
-        self._known = [
-            _Known(worker.session, worker.session, worker.n, worker.machine) for worker in state.worker_by_num
-        ]
+        self._known = {
+            num: _Known(worker.session, worker.session, worker.n, worker.machine)
+            for num, worker in state.worker_by_num.items()
+        }
         self._reign = _ReignTime(0, 0, 0.0)
         self.preemptions.restored()
         self.orders.restored(taken_seq, state.seq)
@@ -187,9 +188,8 @@ class Judge:
     def _check_workers(self, state: State) -> None:
         """What a record may change of a worker: its session, and what an operator says of its devices."""
         known = self._known
-        known += [_Known("", "", 0, "")] * (len(state.worker_by_num) - len(known))
-        for num, worker in enumerate(state.worker_by_num):
-            was = known[num]
+        for num, worker in state.worker_by_num.items():
+            was = known.setdefault(num, _Known("", "", 0, ""))
             if worker.session != was.session:
                 joined = worker.session not in ("", was.last)
                 if joined and worker.n <= was.n and worker.machine == was.machine:

@@ -50,13 +50,13 @@ class Orders:
         self._closed, self._held, self._avoided, self._tenants = {}, set(), {}, {}
 
     def before(self, state: State) -> None:
-        self._closed = {worker.num: _closed(worker, state.time_ms) for worker in state.worker_by_num}
+        self._closed = {worker.num: _closed(worker, state.time_ms) for worker in state.workers.values()}
         self._held = {num for num, job in state.jobs.items() if job.hold is not None}
         self._avoided = {num: job.avoid for num, job in state.jobs.items() if job.avoid and not job.over}
         self._tenants = {row.name: (row.hold is not None, row.gpus_max) for row in state.tenants.values()}
 
     def after(self, state: State) -> None:
-        for worker in state.worker_by_num:
+        for worker in state.workers.values():
             for member in worker.members.values():
                 if member.fence == state.seq:
                     self._check(state, worker, member)

@@ -100,6 +100,9 @@ def test_limits_that_cannot_be_set_are_named(base: CgroupBase) -> None:
     assert ("memory_bytes" in ignored) == ("memory" not in base.controllers)
     if "memory" in base.controllers:
         assert Path(folder.path, "memory.max").read_text().strip() == str(1 << 30)
+        assert Path(folder.path, "memory.oom.group").read_text().strip() == "1"
+        swap = Path(folder.path, "memory.swap.max")
+        assert not swap.exists() or swap.read_text().strip() == "0"
     if "cpu" in base.controllers:
         assert Path(folder.path, "cpu.max").read_text().strip() == "150000 100000"
 

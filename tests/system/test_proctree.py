@@ -96,7 +96,7 @@ def test_a_pid_of_another_time_is_not_killed(tree: tuple[subprocess.Popen[str], 
     process, pids = tree
     now = read_process(pids[0])
     assert now is not None
-    other = proctree.Process(now.pid, now.parent, now.session, now.state, now.start_ticks - 1, False)
+    other = proctree.Process(now.pid, now.parent, now.group, now.session, now.state, now.start_ticks - 1, False)
     assert not kill_process(other)
     assert process.poll() is None
     assert kill_process(now)

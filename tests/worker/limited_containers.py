@@ -45,4 +45,4 @@ async def limited_containers(rig: Rig, limits: Limits | None) -> None:
     for name in names:
         rig.driver.end(name, 1.0, "end")
         assert (await rig.reported(Ended, name))[0] == name
-    await until(lambda: not folder.exists(), deadline_s=90, what="no segment is left")
+    await until(lambda: not any(folder.iterdir()), deadline_s=90, what="no segment is left")

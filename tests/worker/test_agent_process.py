@@ -172,17 +172,32 @@ async def test_one_replica_that_is_distributed_is_rank_0_of_1_on_its_own_host(na
         await until(lambda: leader.text(several) == "rank=\n", what="the words of one without a rank")
 
 
-async def test_a_command_that_is_not_there_fails_to_start(nats_url: str, unique: str) -> None:
+@pytest.mark.parametrize(
+    ("run", "code", "why"),
+    [
+        ({"argv": ["/no/such/program"]}, 127, "not-here: no /no/such/program on the worker"),
+        ({"argv": ["no-such-program"]}, 127, "not-here: no program no-such-program in PATH"),
+        ({"argv": ["/etc/passwd"]}, 126, "not-here: /etc/passwd: Permission denied"),
+        ({"argv": ["./train.py"]}, 127, "cannot-run: no ./train.py in "),
+        ({"argv": ["./train.py"], "cwd": "/"}, 127, "not-here: no ./train.py in / "),
+        ({"argv": ["true"], "cwd": "src"}, 126, "cannot-run: no folder "),
+        ({"argv": ["true"], "cwd": "/no/such"}, 126, "not-here: no folder /no/such"),
+        ({"argv": ["true"], "user": "no such user"}, 126, "not-here: user: no such user: no such user"),
+        ({"argv": ["true"], "env": {"TOKEN": {"secret": "hf"}}}, 126, "not-here: secret 'hf': the worker's folder of"),
+    ],
+)
+async def test_what_a_host_lacks_is_refused_and_what_the_request_lacks_fails(
+    nats_url: str, unique: str, run: dict[str, Any], code: int, why: str
+) -> None:
+    """A secret, a user, a folder or a program that one host lacks failed the job, though another host had it."""
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
-        request = body("", run={"argv": ["/no/such/program"]})
-        secret = body("", run={"env": {"TOKEN": {"secret": "hf"}}})
-        await leader.want("w1", place(name_of(), request), place(name_of("s"), secret, (1,)))
-        exited = await leader.heard("w1", "exited", name_of())
-        assert exited.code == 127
-        assert exited.detail.startswith("start-failed")
-        await leader.heard("w1", "freed", name_of())
-        assert (await leader.heard("w1", "exited", name_of("s"))).code == 126
+        await leader.want("w1", msgspec.structs.replace(place(name_of(), body("", run=run)), folder=True))
+        refused = await leader.heard("w1", "refused", name_of())
+        assert (refused.code, refused.detail[: len(why)]) == (code, why)
+        assert leader.seat("w1").kinds(name_of())[-1] == "refused"
         assert "started" not in leader.seat("w1").kinds(name_of())
+        await leader.want("w1", place(name_of("b", fence=99), body("true")))
+        assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0, "its GPU is free"
 
 
 async def test_whatever_a_request_names_as_its_user_ends_no_agent(nats_url: str, unique: str) -> None:
@@ -191,8 +206,8 @@ async def test_whatever_a_request_names_as_its_user_ends_no_agent(nats_url: str,
         for fence, user in enumerate(users, 10):
             name = name_of(f"u{fence}", fence=fence)
             await leader.want("w1", place(name, body("true", run={"user": user})))
-            exited = await leader.heard("w1", "exited", name)
-            assert (exited.code, exited.detail.split(":")[0]) == (126, "start-failed")
+            refused = await leader.heard("w1", "refused", name)
+            assert (refused.code, refused.detail.split(":")[0]) == (126, "not-here")
         await leader.want("w1", place(name_of("b", fence=99), body("true")))
         assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0
 

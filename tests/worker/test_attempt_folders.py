@@ -16,7 +16,7 @@ import pytest
 
 from moorage.schemas.frames import Place
 from moorage.worker import attempt_folders
-from moorage.worker.attempt_folders import DISK, FOLDERS, AttemptFolders, FolderUnavailable, clear_unknown
+from moorage.worker.attempt_folders import DISK, FOLDERS, AttemptFolders, NoFolder, clear_unknown
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import start
@@ -66,9 +66,9 @@ async def test_a_cwd_is_absolute_or_below_the_folder(nats_url: str, unique: str,
         await leader.want("w1", placed(absolute, 'pwd; echo "$HOME"', cwd=str(tmp_path)))
         await leader.want("w1", msgspec.structs.replace(placed(relative, "true", cwd="src"), slots=[1]))
         assert (await leader.heard("w1", "exited", absolute)).code == 0
-        failed = await leader.heard("w1", "exited", relative)
+        failed = await leader.heard("w1", "refused", relative)
         assert failed.code == 126
-        assert failed.detail.startswith("start-failed: no folder ")  # nothing was brought there
+        assert failed.detail.startswith("cannot-run: no folder ")  # nothing was brought there, nor would be elsewhere
         folder = agent.settings.state_dir / FOLDERS / "w1" / "acme.a.0.1.10"
         await until(lambda: leader.text(absolute) == f"{tmp_path}\n{folder}\n", what="where it ran")
 
@@ -91,7 +91,8 @@ def test_a_place_that_other_users_cannot_reach_is_the_hosts_fault(tmp_path: Path
     ours = folders(tmp_path / "state", folder_dir=closed)
     (name,) = names(1)
     ours.make(name, 1.0)
-    with pytest.raises(FolderUnavailable) as refused:
+    assert not ours.lets_users(), "the worker tells it as it joins"
+    with pytest.raises(NoFolder) as refused:
         ours.give(name, OTHER_USER)
     assert f"{closed} lets no other user enter" in refused.value.problem.message
     assert closed.stat().st_mode & 0o777 == 0o700

@@ -181,7 +181,10 @@ class TestRootless(TestPodman):
     """The same with an agent, a supervisor and containers of a user that is not root."""
 
     user = NOBODY
-    dashes: ClassVar[dict[str, str]] = {"limits": NO_LIMITS}
+    dashes: ClassVar[dict[str, str]] = {
+        "limits": NO_LIMITS,
+        "end_during_open": "the check ends members at the supervisor, which only its own user may ask",
+    }
 
     @contextlib.asynccontextmanager
     async def serve(self, settings: WorkerSettings, url: str) -> AsyncIterator[None]:
@@ -270,6 +273,7 @@ class TestVm(Processes):
     driver = "vm"
     slack_s = 120.0
     ready_s = 5.0
+    open_jobs = 2
     dashes: ClassVar[dict[str, str]] = {
         "children": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
         "devices": "a VM has one GPU at most, and the check asks for two",
@@ -333,7 +337,7 @@ TABLE: Final[dict[str, set[str]]] = {
     "docker": set(),
     "vm": {"children", "devices", "folder", "gang"},
     "podman": set(),
-    "podman, rootless": {"limits"},
+    "podman, rootless": {"limits", "end_during_open"},
     "kubernetes": {"limits", "gang"},
 }
 KINDS: Final[dict[str, type[DriverChecks]]] = {
@@ -424,6 +428,41 @@ class TellsTheEndTooEarly(Faulty):
         self.report(Ended([(name, 0, "end")]))
 
 
+class StartsLater(Faulty):
+    """Its starts are tasks, and an end that comes before the first step of such a task is lost."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self, assignments: list[Assignment]) -> None:
+        async def later() -> None:
+            self._task = None
+            super(StartsLater, self).start(assignments)
+
+        self._task = asyncio.get_running_loop().create_task(later())
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        super().end(name, grace_s, why)
+
+
+class AsksTooLate(Faulty):
+    """What it reports while it opens is lost."""
+
+    _opens = False
+
+    async def open(self) -> list[Living]:
+        living = await super().open()
+        self._opens = True
+        await asyncio.sleep(0)
+        self._opens = False
+        return living
+
+    def tell(self, report: Report, event: DriverEvent) -> None:
+        if not self._opens:
+            report(event)
+
+
 class ForgetsItsMembers(Faulty):
     async def open(self) -> list[Living]:
         await super().open()
@@ -459,6 +498,8 @@ FAULTS: Final = {
     "timeout": KnowsNoTimeout,
     "children": TellsTheEndTooEarly,
     "agent_killed": ForgetsItsMembers,
+    "end_during_open": AsksTooLate,
+    "end_at_once": StartsLater,
     "environment": GivesItsOwnVariables,
     "devices": ShowsAnyDevice,
     "secrets": KeepsSecretsToItself,
@@ -471,7 +512,7 @@ class Suspects(Processes):
 
 
 #: what fails because something does not happen: the others must not fail because this machine is slow
-WAITED_FOR: Final = ("start", "output", "timeout")
+WAITED_FOR: Final = ("start", "output", "timeout", "end_during_open", "end_at_once")
 
 
 def suspect(check: str) -> type[Suspects]:

@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from moorage.schemas.frames import NOT_HERE
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault, start_fault
 from moorage.worker.drivers.podman_command import run_fault
@@ -45,6 +46,10 @@ SAID: Final[dict[str, dict[str, list[CannotStart]]]] = {
     },
     "the registry does not answer": {
         "docker": [docker_pull('Get "http://127.0.0.1:9/v2/": dial tcp 127.0.0.1:9: connect: connection refused')],
+        "podman": [docker_pull("pinging container registry: dial tcp 127.0.0.1:9: connect: connection refused")],
+    },
+    "there is no such registry": {
+        "docker": [docker_pull('Get "https://nothere.invalid/v2/": dial tcp: lookup nothere.invalid: no such host')],
         "podman": [
             docker_pull("initializing source docker://registry.invalid/none:1: pinging container registry"
                         " registry.invalid: dial tcp: lookup registry.invalid: no such host"),
@@ -61,7 +66,7 @@ SAID: Final[dict[str, dict[str, list[CannotStart]]]] = {
         "docker": [docker_start("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=7")],
         "podman": [run_fault("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7")],
     },
-    "no hook of NVIDIA's, and no CDI": {
+    "no hook of NVIDIA's, and no CDI spec with the device": {
         "docker": [docker_start('could not select device driver "nvidia" with capabilities: [[gpu compute]]')],
     },
     "the image lacks the program": {
@@ -113,5 +118,8 @@ def test_the_table_has_the_faults_that_are_tested_and_no_others() -> None:
 @pytest.mark.parametrize("what", SAID)
 def test_each_engine_is_understood_as_the_table_says(what: str) -> None:
     for driver, whose in table()[what].items():
-        found = {"the host" if each.code is None else "the job" for each in SAID[what].get(driver, [])}
+        found = {
+            "the host" if each.code is None else "not here" if each.mark == NOT_HERE else "the job"
+            for each in SAID[what].get(driver, [])
+        }
         assert found == (set() if whose == "-" else {whose}), driver

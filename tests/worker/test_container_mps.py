@@ -63,7 +63,7 @@ def request_of(sharing: Sharing = "mps", driver: str = "docker", user: str | Non
 def config(request: Request, mode: str = "mps", mps: Any = DAEMON, **more: Any) -> dict[str, Any]:
     assignment = Assignment(("acme", "j", 0, 1, 1), request, [CARD], mode)
     own = DockerSettings(mps_host_ipc=True)
-    return config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=0, mps=mps, **more)
+    return config_of(assignment, own, NO_RULES, None, labels={}, log_bytes=0, mps=mps, **more)
 
 
 def test_containers_share_by_mps_only_where_the_operator_has_said_so() -> None:

@@ -26,7 +26,7 @@ from moorage.worker.drivers.container_ports import FOLDER, Ports, Published
 from moorage.worker.drivers.container_pull import LAYERS_MAX, PullProgress
 from moorage.worker.drivers.output_frames import NOTE_CHARS_MAX, NOTE_S, Notes
 from moorage.worker.drivers.podman_command import words_of
-from moorage.worker.environment import HostAtFault
+from moorage.worker.environment import HostAtFault, LacksHere
 from moorage.worker.policy import Policy
 
 NO_RULES = Policy({}, {}, {}, None, {})
@@ -99,11 +99,11 @@ def test_an_operator_rules_by_tenant_over_ports() -> None:
     with pytest.raises(Refused, match="publish no ports of its host") as refused:
         check_request(request(80), ContainerSettings())
     assert refused.value.code == "failed-precondition", "another worker may have ports"
-    with pytest.raises(HostAtFault, match="their network is none"):
+    with pytest.raises(LacksHere, match="their network is none"):
         check_network("acme", request(80), ContainerSettings(ports="1-2"))
-    with pytest.raises(HostAtFault, match="their network is host"):
+    with pytest.raises(LacksHere, match="their network is host"):
         check_network("acme", request(80, replicas=2), ContainerSettings(ports="1-2", gangs_on_host=("*",)))
-    with pytest.raises(HostAtFault, match=r"^start-failed: the ranks of a gang of acme cannot meet"):
+    with pytest.raises(LacksHere, match=r"^the ranks of a gang of acme cannot meet"):
         check_network("acme", request(replicas=2), ContainerSettings(network_for={"*": "none"}))
     for wrong in ("80", "a-b", "9-1", "0-9", "1-65536", "1-2-3"):
         with pytest.raises(ValueError, match="ports_for must look like 30000-30999"):
@@ -113,7 +113,7 @@ def test_an_operator_rules_by_tenant_over_ports() -> None:
 def made(asked: Request, own: ContainerSettings, start: Start | None = None, **more: Any) -> dict[str, Any]:
     name = (*NAME[:2], more.pop("rank", 0), *NAME[3:])
     assignment = Assignment(name, asked, [], "exclusive", start)
-    return config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20, **more)
+    return config_of(assignment, own, NO_RULES, None, labels={}, log_bytes=1 << 20, **more)
 
 
 def test_a_container_is_reached_where_its_variables_say() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from moorage.schemas.errors import Refused
@@ -263,13 +264,12 @@ def test_what_dead_processes_held_is_given_back(scene: Scene) -> None:
 class Nvml:
     """NVML as pynvml shows it, with the samples that a test gives."""
 
-    class NVMLError(Exception):
-        pass
-
-    class NVMLError_NotFound(NVMLError):
-        pass
+    NVMLError = pynvml.NVMLError
+    NVML_SUCCESS = pynvml.NVML_SUCCESS
+    NVML_ERROR_NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
 
     def __init__(self) -> None:
+        self.empty = pynvml.NVML_ERROR_NOT_FOUND
         self.samples: list[Any] = []
         self.asked: list[int] = []
         self.error: Exception | None = None
@@ -285,7 +285,7 @@ class Nvml:
         if self.error is not None:
             raise self.error
         if not self.samples:
-            raise self.NVMLError_NotFound
+            raise pynvml.NVMLError(self.empty)
         return self.samples
 
 
@@ -296,7 +296,7 @@ def sample(pid: int, taken_us: int, sm: int, encoder: int = 0, decoder: int = 0)
 def test_the_newest_samples_count_and_no_process_has_more_than_all_of_a_gpu() -> None:
     api = Nvml()
     meter = Meter(api, sees_all_pids=True)
-    late_us = time.time_ns() // 1000 + 10**9
+    late_us = time.time_ns() // 1000
     api.samples = [
         sample(5, late_us - 2, 90),
         sample(5, late_us, 20, 5, 5),
@@ -314,7 +314,7 @@ def test_the_newest_samples_count_and_no_process_has_more_than_all_of_a_gpu() ->
 def test_a_gpu_that_does_not_tell_is_asked_again_later() -> None:
     api = Nvml()
     meter = Meter(api, sees_all_pids=True)
-    api.error = Nvml.NVMLError("Not Supported")
+    api.error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     for now_s in (1.0, 1.1, 0.9 + RETRY_S):
         with pytest.raises(Unmeasured, match="Not Supported"):
             meter.used(GPU, now_s)
@@ -325,11 +325,50 @@ def test_a_gpu_that_does_not_tell_is_asked_again_later() -> None:
 
 def test_numbers_of_another_pid_namespace_are_not_taken_for_processes_of_this_one() -> None:
     api = Nvml()
-    late_us = time.time_ns() // 1000 + 10**9
-    api.samples = [sample(2**22 + 1, late_us, 50)]  # beyond the greatest pid that there can be
+    late_us = time.time_ns() // 1000
+    api.samples = [sample(2**22, late_us, 50)]  # beyond the greatest pid that there can be
     with pytest.raises(Unmeasured, match="not in the worker's PID namespace"):
         Meter(api, sees_all_pids=False).used(GPU, 1.0)
-    assert Meter(api, sees_all_pids=True).used(GPU, 1.0) == {2**22 + 1: 0.5}
+    assert Meter(api, sees_all_pids=True).used(GPU, 1.0) == {2**22: 0.5}
+
+
+@pytest.mark.parametrize("empty", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
+def test_a_gpu_without_samples_is_idle_whatever_the_bindings_raise_for_that(empty: int) -> None:
+    api = Nvml()
+    api.empty = empty
+    meter = Meter(api, sees_all_pids=True)
+    assert meter.used(GPU, 1.0) == {}
+    api.samples = [sample(5, time.time_ns() // 1000, 50)]
+    assert meter.used(GPU, 1.1) == {5: 0.5}, "and it is asked again at once"
+
+
+def test_samples_that_no_driver_took_change_nothing() -> None:
+    api = Nvml()
+    meter = Meter(api, sees_all_pids=False)
+    mine = os.getpid()
+    api.samples = [
+        sample(mine, 1 << 62, 100),
+        sample(mine, time.time_ns() // 1000, 50),
+        sample(1 << 31, time.time_ns() // 1000, 100),
+        sample(0, time.time_ns() // 1000, 100),
+    ]
+    assert meter.used(GPU, 1.0) == {mine: 0.5}
+    api.samples = [sample(mine, time.time_ns() // 1000, 70)]
+    assert meter.used(GPU, 1.1) == {mine: 0.7}, "what came after one from the future counts"
+
+
+def test_after_the_clock_was_set_back_new_samples_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Nvml()
+    meter = Meter(api, sees_all_pids=True)
+    now_ns = time.time_ns()
+    api.samples = [sample(5, now_ns // 1000, 50)]
+    assert meter.used(GPU, 1.0) == {5: 0.5}
+    hour_ns = 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns - hour_ns)
+    assert meter.used(GPU, 1.1) == {5: 0.5}
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns - hour_ns + 10**8)
+    api.samples = [sample(5, (now_ns - hour_ns) // 1000 + 10**5, 80)]
+    assert meter.used(GPU, 1.2) == {5: 0.8}
 
 
 # ----------------------------------------------------------------------------------------------------- the process

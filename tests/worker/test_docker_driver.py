@@ -38,6 +38,7 @@ from moorage.worker.drivers.docker import DockerDriver, DockerSettings
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.environment import SharingUnavailable
+from moorage.worker.inventory import cdi
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
 from moorage.worker.rendezvous import own_address
@@ -101,7 +102,7 @@ class Rig:
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
         resources, gpu = run.pop("resources", None), run.pop("gpu", None)
-        config = {"docker": {"ports": run.pop("ports")}} if "ports" in run else {}
+        config = {"docker": {key: run.pop(key) for key in ("ports", "shm_mib") if key in run}}
         asked = Run(driver="docker", image=image, argv=list(argv), **run)
         request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
         name = ("acme", job, 0, 1, 7)
@@ -187,6 +188,9 @@ async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: 
         host = docker.inspect(container)["HostConfig"]
         assert (host["NanoCpus"], host["Memory"], host["PidsLimit"]) == (500_000_000, 64 << 20, 99)
         assert (host["ShmSize"], host["Ulimits"]) == (3 << 20, None)
+        asks = rig.start("asks", "cat", "/proc/mounts", shm_mib=5)
+        assert await rig.reported(Ended, asks) == (asks, 0, "exit")
+        assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
         assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", "none")
         assert (host["RestartPolicy"]["Name"], host["Binds"], host["PortBindings"]) == ("no", [], None)
         told = await until(lambda: (text := rig.live_output(name)) and "NoNewPrivs:\t1" in text and text)
@@ -255,7 +259,7 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
             notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
             assert notes[0] == f"pulling the image {address}/box@{registry.digest}", "the caller sees it"
             tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
-            assert "not named by its digest" in (await rig.reported(StartFailed, tagged))[2]
+            assert "not named by its digest" in (await rig.reported(NotStarted, tagged))[1]
         own = settings(docker, pull="always")
         async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", own) as rig:
             refused = rig.start("j2", "sh", image=f"{address}/box:1")
@@ -279,7 +283,7 @@ async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
         assert await rig.reported(Ended, deep) == (deep, 0, "exit")
         assert await rig.output(deep) == "/tmp\n"
         missing = rig.start("missing", "sh", "-c", "pwd", cwd="src")
-        assert (await rig.reported(StartFailed, missing))[1] == 126
+        assert (await rig.reported(NotStarted, missing))[1] == "cannot-run: cwd: the job's files have no folder src"
         full = rig.start("full", "sh", "-c", "head -c 4194304 /dev/zero > big; sleep 600")
         _, code, why = await rig.reported(Ended, full)
         assert code < 0
@@ -328,7 +332,8 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         absent = rig.start("absent", "no-such-program", env=env)
         assert (await rig.reported(Ended, absent))[1:] == (127, "exit")
         unknown = rig.start("unknown", "true", env={"TOKEN": Secret("other")})
-        assert "no such file" in (await rig.reported(StartFailed, unknown))[2]
+        told = (await rig.reported(NotStarted, unknown))[1]
+        assert told.startswith("not-here: secret 'other': there is no such file")
         await no_containers(docker)
 
 
@@ -471,13 +476,16 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
         folder = rig.start("folder", "/tmp")
         assert (await rig.reported(StartFailed, folder))[1] == 126
         away = rig.start("away", "true", image="127.0.0.1:9/none:1")
-        assert "cannot be pulled" in (await rig.reported(NotStarted, away))[1]
+        told = (await rig.reported(NotStarted, away))[1]
+        assert told.startswith("start-failed: image 127.0.0.1:9/none:1 cannot be pulled"), "the registry may be back"
+        nowhere = rig.start("nowhere", "true", image="nothere.invalid/none:1")
+        told = (await rig.reported(NotStarted, nowhere))[1]
+        assert "image nothere.invalid/none:1 cannot be pulled" in told
         await no_containers(docker)
     async with state_of(tmp_path / "never"), Rig(tmp_path / "n", settings(docker)) as rig:
         missing = rig.start("missing", "true", image="nowhere/none:1")
-        told = await rig.reported(StartFailed, missing)
-        assert told[1] == 126
-        assert "this worker does not pull it" in told[2]
+        told = (await rig.reported(NotStarted, missing))[1]
+        assert told == "not-here: there is no image nowhere/none:1, and this worker does not pull it"
 
 
 @pytest.mark.slow
@@ -810,7 +818,7 @@ def made(
     own: DockerSettings, devices: list[Device], nodes: Mapping[str, Sequence[str]] = MappingProxyType({}), **run: Any
 ) -> dict[str, Any]:
     asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", **run), devices, "exclusive")
-    return config_of(asked, own, NO_RULES, {}, labels={}, log_bytes=1 << 20, nodes=nodes)
+    return config_of(asked, own, NO_RULES, None, labels={}, log_bytes=1 << 20, nodes=nodes)
 
 
 def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
@@ -833,7 +841,7 @@ def test_a_time_slicing_file_is_mounted_read_only_where_the_operator_permits_it(
     check_container_policy("acme", asked, own, NO_RULES)
     devices = [Device(0, "nvidia", "H100", "GPU-a")]
     assignment = Assignment(("acme", "j", 0, 1, 7), asked, devices, "time-slice")
-    config = config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
+    config = config_of(assignment, own, NO_RULES, None, labels={}, log_bytes=1 << 20)
     target = "/etc/nvidia/gpu-time-slicing.yaml"
     assert config["HostConfig"]["Mounts"] == [{"Type": "bind", "Source": str(file), "Target": target, "ReadOnly": True}]
     assert made(own, devices)["HostConfig"]["Mounts"] == [], "a job that names none has none"
@@ -845,24 +853,31 @@ def test_a_time_slicing_file_is_mounted_read_only_where_the_operator_permits_it(
         check_container_policy("acme", asked, DockerSettings(), NO_RULES)
     file.unlink()
     with pytest.raises(SharingUnavailable, match="not a regular file"):
-        config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
+        config_of(assignment, own, NO_RULES, None, labels={}, log_bytes=1 << 20)
 
 
-def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -> None:
+def specs_of(tmp_path: Path, *names: str) -> cdi.Registry:
+    devices = [{"name": name, "containerEdits": {"deviceNodes": [{"path": "/dev/null"}]}} for name in names]
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
+    return cdi.read_registry([tmp_path])
+
+
+def test_gpus_come_by_cdi_where_the_engines_specs_have_all_of_them_and_by_the_hook_where_not(tmp_path: Path) -> None:
     own = DockerSettings(nvidia_capabilities="compute,utility,video")
     cards = [Device(0, "nvidia", "H100", "GPU-a"), Device(1, "nvidia", "H100", "GPU-b", cdi=["nvidia.com/gpu=1"])]
-    asked, env = devices_of(cards, own, {"CDISpecDirs": ["/etc/cdi"]})
+    asked, env = devices_of(cards, own, specs_of(tmp_path, "0", "1", "GPU-a"))
     assert asked == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=1"]}]}
     assert env == {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility,video"}
-    without: list[dict[str, Any]] = [{}, {"CDISpecDirs": []}]
-    for info in without:
-        asked, env = devices_of(cards, own, info)
+    for specs in (None, cdi.Registry(), specs_of(tmp_path, "0", "1")):  # the last ones do not have GPU-a
+        asked, env = devices_of(cards, own, specs)
         (one,) = asked["DeviceRequests"]
         assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])
         assert one["Capabilities"] == [["gpu", "compute", "utility", "video"]]
         assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
-    with pytest.raises(Refused, match="is not a CDI name"):
-        devices_of([Device(0, "nvidia", "x", "u", cdi=["t.test/c=0"])], own, {"CDISpecDirs": ["/etc/cdi"]})
+    only_cdi = Device(0, "nvidia", "x", "nvidia.com/gpu=0", cdi=["nvidia.com/gpu=0"])
+    asked, _ = devices_of([only_cdi], own, cdi.Registry())
+    assert asked["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0"]}], "no hook knows it"
 
 
 @pytest.mark.parametrize("vendor", ["amd", "intel"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import Distributed, GpuSpec
+from moorage.schemas.gpu import Distributed, GpuSpec, Share
 from moorage.schemas.reserved_variables import OF_GANGS, RESERVED, warning_of
 from moorage.worker.environment import (
     Gang,
@@ -146,6 +146,20 @@ def test_fact_48_mps_exports_the_directories_of_the_daemon(tmp_path: Path) -> No
     assert found["CUDA_MPS_LOG_DIRECTORY"] == str(logs)
 
 
+def test_a_share_is_the_limit_of_a_client_of_the_operators_daemon() -> None:
+    memory, compute = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    both = GpuSpec(count=2, sharing="mps", share=Share(memory_mib=2048, compute_percent=25))
+    found = environment(device("nvidia", 2), device("nvidia", 5), mode="mps", gpu_spec=both, simulated=True)
+    assert (found[memory], found[compute]) == ("0=2048M,1=2048M", "25"), "a client counts its own devices"
+    for spec in (GpuSpec(sharing="mps"), GpuSpec(sharing="mps", share=Share())):
+        found = environment(device("nvidia", 0), mode="mps", gpu_spec=spec, simulated=True)
+        assert not {memory, compute} & found.keys(), "no part is asked for"
+    sliced = GpuSpec(sharing="time-slice", share=Share(memory_mib=2048, compute_percent=25))
+    assert not {memory, compute} & environment(device("nvidia", 0), mode="time-slice", gpu_spec=sliced).keys()
+    own = environment(device("nvidia", 0), mode="mps", gpu_spec=both, simulated=True, has_own_mps=True)
+    assert not {memory, compute} & own.keys(), "a daemon of the worker's gives them"
+
+
 def test_fact_48_mps_defaults() -> None:
     found = environment(device("nvidia", 0), mode="mps", simulated=True)
     assert found["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
@@ -280,7 +294,9 @@ def test_ours_win_and_the_rest_of_the_request_is_kept() -> None:
     assert found["WORLD_SIZE"] == "1"  # not a gang: the word is the request's
 
 
-@pytest.mark.parametrize("name", sorted({*RESERVED, "MOORAGE_ANYTHING"}))
+@pytest.mark.parametrize(
+    "name", sorted({*RESERVED, "MOORAGE_ANYTHING", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_ANYTHING"})
+)
 def test_a_reserved_name_is_never_the_requests_own(name: str) -> None:
     assert name not in lay_over({name: "all"}, environment(device("apple", 0)))
 
@@ -307,7 +323,19 @@ def test_a_process_inherits_nothing_of_the_agent(monkeypatch: pytest.MonkeyPatch
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/srv",
         "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
     }
+
+
+def test_what_says_how_numbers_are_rounded_is_the_requests_own() -> None:
+    assert lay_over({"NVIDIA_TF32_OVERRIDE": "0"}, {})["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "1"), ({"PYTHONUNBUFFERED": ""}, ""), ({"PYTHONUNBUFFERED": "0"}, "0")]
+)
+def test_python_prints_at_once_unless_the_request_says_otherwise(given: dict[str, str], found: str) -> None:
+    assert process_environment(given, environment())["PYTHONUNBUFFERED"] == found
 
 
 def test_a_process_has_the_home_of_its_user_and_its_own_words_over_the_base() -> None:

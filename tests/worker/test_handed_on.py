@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,11 @@ from moorage.worker.device_health import UNRESPONSIVE_S
 from moorage.worker.device_watch import HANDED_ON, DeviceWatch
 from moorage.worker.inspection import inspect
 from moorage.worker.inventory.faults import Fault
-from moorage.worker.inventory.handed_on import MOVED, HandingInventory, give_back_unlocked, open_handing
+from moorage.worker.inventory.handed_on import MOVED, HandingInventory, open_handing
 from moorage.worker.inventory.machine import CombinedInventory, open_machine
 from moorage.worker.pool import GpuPool
+from moorage.worker.vm import driver_changes
+from moorage.worker.vm.driver_changes import DriverChanges
 from moorage.worker.vm.passthrough import NotHandedOn, Passthrough, journals, lock, lock_path
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
@@ -124,7 +127,7 @@ async def test_an_agent_that_starts_while_a_vm_has_a_gpu_finds_it_in_its_slot(am
         assert amd.drivers() == ("vfio-pci", "vfio-pci")  # the VM runs
         os.close(vm)
         assert await second.take_back([GPU]) == []
-        assert give_back_unlocked(amd, folder, [GPU]) == ({GPU}, [])
+        assert await DriverChanges(amd, folder).give_back([GPU]) == ({GPU}, [])
         assert amd.drivers() == ("vfio-pci", "vfio-pci")  # the VM of another job is about to lock it
         assert await second.take_back() == []
         assert amd.drivers() == ("amdgpu", "snd_hda_intel")
@@ -144,15 +147,68 @@ async def test_what_an_agent_left_handed_on_without_a_vm_is_given_back_by_the_ne
         second.close()
 
 
-def test_what_cannot_be_given_back_stays_in_the_journal_and_is_told(tmp_path: Path) -> None:
+async def test_what_cannot_be_given_back_stays_in_the_journal_and_is_told(tmp_path: Path) -> None:
     host = Host(tmp_path / "root")
     host.take(GPU, tmp_path / "vm" / GPU)
     (tmp_path / "root/sys/bus/pci/drivers/nvidia").rmdir()
     host.claims[GPU] = ""
     host.root.joinpath("sys/bus/pci/devices", GPU, "driver_override").mkdir()  # nothing can be written to it
-    away, [fault] = give_back_unlocked(Broken(host.root), tmp_path / "vm")
+    away, [fault] = await DriverChanges(Broken(host.root), tmp_path / "vm").give_back()
     assert away == {GPU}
     assert fault == f"{GPU} cannot be given back: passthrough: {GPU} cannot be bound to nvidia: Is a directory"
+
+
+class Blocked(Amd):
+    """Unbinding waits in the kernel until `goes_on`, as for a process that has the card open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.goes_on, self.waits = threading.Event(), threading.Event()
+
+    def write(self, path: Path, text: str) -> None:
+        if path.name == "unbind":
+            self.waits.set()
+            self.goes_on.wait()
+        super().write(path, text)
+
+
+@pytest.mark.parametrize("way", ["on", "back", "at the start"])
+async def test_a_card_that_the_kernel_does_not_let_go_of_blocks_no_reading_of_the_others(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_changes, "CHANGE_S", 0.2)
+    host = Blocked(tmp_path / "root")
+    with Stub(tmp_path / "stub", extra=(NO_LIBRARY,)).load():
+        inventory = await opened(host, tmp_path / "vm")
+        card, _ = inventory.devices()
+        if way == "on":
+            with pytest.raises(NotHandedOn, match=f"the kernel has not changed the driver of {GPU} within 0.2 s"):
+                await inventory.hand_on(card)
+        else:
+            host.goes_on.set()
+            await inventory.hand_on(card)
+            host.goes_on.clear()
+            host.waits.clear()
+            if way == "at the start":
+                inventory.close()
+                inventory = await opened(host, tmp_path / "vm")
+                assert inventory.devices()[0] == card
+            else:
+                assert "has not changed" in (await inventory.take_back())[0]
+        assert host.waits.is_set()
+        assert [reading.health for reading in await inventory.sample()] == ["ok", "ok"]
+        assert [await inventory.memory_is_free(slot) for slot in (0, 1)] == [False, True]
+        assert "still changing" in (await inventory.take_back())[0]
+        with pytest.raises(NotHandedOn, match="handed on already, or could not be given back"):
+            await inventory.hand_on(card)
+        host.goes_on.set()
+        monkeypatch.setattr(driver_changes, "CHANGE_S", 20.0)
+        while faults := await inventory.take_back():  # once the late change is over, the next one gives the card back
+            assert "still changing" in faults[0]
+            await asyncio.sleep(0)
+        assert host.drivers() == ("amdgpu", "snd_hda_intel")
+        assert await inventory.memory_is_free(0)
+        inventory.close()
 
 
 class Broken(Passthrough):

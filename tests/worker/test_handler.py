@@ -238,8 +238,9 @@ async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, u
         told = {}
         for job, request in requests.items():
             await leader.want("w1", place(name_of(job), request))
-            await leader.heard("w1", "freed", name_of(job))
-            fact = leader.seat("w1").fact("exited", name_of(job))
+            if job != "secret":
+                await leader.heard("w1", "freed", name_of(job))
+            fact = await leader.heard("w1", "refused" if job == "secret" else "exited", name_of(job))
             assert fact is not None
             told[job] = (fact.code, fact.detail)
         assert told["raises"] == (1, "LookupError: no input in.mp4")
@@ -247,6 +248,7 @@ async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, u
         assert "the result is neither bytes nor text nor JSON" in told["no-json"][1]
         assert told["user"] == (126, "start-failed: a function has no user")
         assert told["secret"][0] == 126
+        assert told["secret"][1].startswith("not-here: secret 'hf': ")
         await until(lambda: "LookupError" in leader.text(name_of("raises"), "err"), what="the traceback")
 
 
@@ -263,12 +265,12 @@ async def test_a_function_s_caller_names_only_secrets_that_its_tenant_may(
         for job, secret in (("own", "acme-seed"), ("others", "beta-seed")):
             request = body("give", run={"env": {"SEED": {"secret": secret}}})
             await leader.want("w1", place(name_of(job), request))
-            await leader.heard("w1", "freed", name_of(job))
+            await leader.heard("w1", "freed" if job == "own" else "refused", name_of(job))
         assert [context.environment["SEED"] for context in service.seen] == ["planted-acme-seed"]
-        fact = leader.seat("w1").fact("exited", name_of("others"))
+        fact = leader.seat("w1").fact("refused", name_of("others"))
         assert fact is not None
         assert fact.code == 126
-        assert fact.detail.startswith("start-failed: not-permitted: tenant acme may not have the secret beta-seed")
+        assert fact.detail.startswith("not-here: not-permitted: tenant acme may not have the secret beta-seed")
 
 
 async def test_a_request_for_another_worker_s_function_is_refused(nats_url: str, unique: str, tmp_path: Path) -> None:

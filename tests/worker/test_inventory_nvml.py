@@ -462,3 +462,15 @@ def test_what_an_mps_server_does_is_not_told_by_client(tmp_path: Path) -> None:
     (tmp_path / "proc/5/comm").write_text("nvidia-cuda-mps\n")
     board = Board("GPU-a", pids={5: 30, 7: 100}, works={5: 60}, more={"util": 60})
     assert used_by(board, tmp_path) == {7: (100, None)}
+
+
+def test_a_process_that_only_does_graphics_is_counted_where_its_memory_is_known(tmp_path: Path) -> None:
+    board = Board("GPU-a", pids={7: 100, 8: 200}, graphics_pids={8: 250, 9: 50, 10: None})
+
+    async def scene() -> None:
+        inventory = await opened(board, folder=tmp_path)
+        assert await inventory.held(0) == {7: 100, 8: 250, 9: 50}
+        board.set(errors={"graphics": int(pynvml.NVML_ERROR_NOT_SUPPORTED)})
+        assert await inventory.held(0) == {7: 100, 8: 200}, "a board without graphics"
+
+    run(scene())

@@ -240,7 +240,8 @@ async def test_whose_fault_it_is(shared: Both, tmp_path: Path) -> None:
     server, kubelet = shared
     async with rig(tmp_path, server) as rigged:
         no_image = rigged.start("no-image", "true", image="nowhere:1")
-        assert "image nowhere:1 cannot be pulled" in (await rigged.heard(StartFailed, no_image))[2]
+        told = (await rigged.heard(NotStarted, no_image))[1]
+        assert told.startswith("not-here: image nowhere:1 cannot be pulled")
         no_program = rigged.start("no-program", "no-such-program-here")
         assert (await rigged.heard(StartFailed, no_program))[1] == 127
         others = rigged.start("others", "sleep", "600")

@@ -19,12 +19,13 @@ import pytest
 import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
+from moorage.system import pidfds
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from moorage.worker.leases import peer, returning
+from moorage.worker.leases import family, returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.holder import Holder
@@ -80,7 +81,7 @@ class HolderProcess:
 
 
 @contextlib.asynccontextmanager
-async def holder(path: Path, gpu: str = "1x", how: str = "plain") -> AsyncIterator[HolderProcess]:
+async def holder(path: Path, gpu: str = "1xany", how: str = "plain") -> AsyncIterator[HolderProcess]:
     roots = os.pathsep.join(str(Path(root).parent) for root in moorage.__path__)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -288,6 +289,36 @@ async def test_a_child_that_inherited_the_socket_does_not_keep_the_lease() -> No
         os.kill(int(heir), 0)
 
 
+async def test_a_share_is_free_only_when_a_dead_borrower_s_children_are_off_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(returning, "PROBE_S", 0.01)
+    monkeypatch.setattr(family, "LOOK_S", 0.01)
+    async with (
+        lender("1xH100", modes=("time-slice",)) as w,
+        holder(w.path, "1x@time-slice", how="heir") as process,
+    ):
+        child = int((await process.line())[1])
+        await process.line()
+        [held] = w.server.holders
+        assert held.family is not None
+        await until(lambda: held.family is not None and held.family.has(child), what="its child is known")
+        w.inventory.set_reading(0, SlotReading(memory_used_mib=9000, processes=(DeviceProcess(child),)))
+        looks: list[int] = []
+        sample = w.inventory.sample
+
+        async def counted() -> list[SlotReading]:
+            looks.append(1)
+            return await sample()
+
+        monkeypatch.setattr(w.inventory, "sample", counted)
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: len(looks) > 3, what="looked at after its death")
+        assert w.taken() == [0]
+        os.kill(child, signal.SIGKILL)
+        await until(lambda: not w.taken(), what="free once the child is gone, whatever the driver still lists")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_is_refused_by_its_credentials() -> None:
     async with lender("1xH100", gid=65534) as w:
@@ -360,6 +391,18 @@ async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pyte
         assert [holder.asked_back for holder in w.server.holders] == [None]
 
 
+async def test_a_drain_asks_back_by_its_own_deadline_and_again_when_that_moves() -> None:
+    async with lender("1xH100") as w, borrow(w.path) as lease:
+        w.server.drain(True, 600.0)
+        asked = await lease.wait_asked_back()
+        assert (asked.reason, 590 < asked.left_s <= 600) == (lease_server.DRAINED, True)
+        w.server.drain(True, 0.0)
+        await until(lambda: 0 in w.quarantined(), what="the holder is overdue")
+        w.server.drain(True, None)
+        await until(lambda: lease.asked_back is not None and lease.asked_back.left_s > 3500, what="an hour is left")
+        assert not w.quarantined()
+
+
 async def test_a_drain_that_is_taken_back_is_taken_back_from_the_holders_too_and_no_recall_with_it() -> None:
     async with lender("2xH100") as w, borrow(w.path) as lease:
         w.server.drain(True)
@@ -398,7 +441,7 @@ async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypa
 async def test_leaving_asks_back_and_refuses_who_waits() -> None:
     async with lender("1xH100") as w, holder(w.path) as process:
         assert (await process.line())[0] == "held"
-        waiting = asyncio.create_task(_uuids(w.path, "1x"))
+        waiting = asyncio.create_task(_uuids(w.path, "1xany"))
         await until(lambda: w.pool.pending_claimers() == 1, what="another waits")
         await w.server.leave("the agent stops", 10.0)  # returns as soon as it is given back
         assert await process.line() == ["asked", "the", "agent", "stops"]
@@ -436,7 +479,7 @@ async def test_a_process_that_the_agent_cannot_watch_is_told_why(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pidfd_open", fails)
-    monkeypatch.setattr(peer, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
+    monkeypatch.setattr(pidfds, "_SO_PEERPIDFD", -1)  # as before Linux 6.5
     async with lender("1xH100") as w:
         with pytest.raises(LeaseRefused, match=said):
             async with borrow(w.path):
@@ -476,7 +519,7 @@ async def test_an_agent_that_accepts_nothing_blocks_neither_borrowers_nor_the_ne
         inventory = SimulatedInventory(simulated_hosts("1xH100")[0])
         with pytest.raises(OSError, match="another agent lends"):
             await LeaseServer("w1", GpuPool(inventory.devices()), inventory).open(path)
-        late = asyncio.create_task(_uuids(path, "1x"))
+        late = asyncio.create_task(_uuids(path, "1xany"))
         stopped.setblocking(False)
         accepted, _ = await asyncio.get_running_loop().sock_accept(stopped)
         accepted.close()

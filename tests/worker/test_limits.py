@@ -59,7 +59,7 @@ def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def limits(folder: Path, **more: Any) -> Limits:
-    (folder / "state").mkdir(exist_ok=True)
+    (folder / "state").mkdir(parents=True, exist_ok=True)
     return Limits(settings_from({"state_dir": str(folder / "state"), "limiter": True, **more}), "w1")
 
 
@@ -84,7 +84,7 @@ def test_a_job_with_a_share_has_a_segment_of_its_own_and_others_have_none(tmp_pa
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
     one.over(NAME)
-    assert list(own_memory.iterdir()) == [], "it goes with the attempt"
+    assert files_in(own_memory) == [], "it goes with the attempt"
     limit = one.of_process(NAME, *asks(Share(memory_mib=4000)), None)
     assert limit is not None
     assert one._segments[NAME].rate(0) == 0, "all of the compute is no part that is to be kept to"
@@ -128,12 +128,15 @@ def test_where_there_can_be_no_limiter_the_worker_says_so(tmp_path: Path, monkey
         limits(tmp_path)
 
 
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 NOT_OURS = r"^start-failed: limiter: its segment .* is not the agent's own folder"
 
 
 def test_a_folder_that_is_another_ones_is_not_used(tmp_path: Path, own_memory: Path) -> None:
     one = limits(tmp_path)
-    one._folder.mkdir(mode=0o777)
     one._folder.chmod(0o777)
     with pytest.raises(LimiterUnavailable, match=NOT_OURS):
         one.of_process(NAME, *HALF, None)
@@ -141,6 +144,23 @@ def test_a_folder_that_is_another_ones_is_not_used(tmp_path: Path, own_memory: P
     one._folder.symlink_to(own_memory)
     with pytest.raises(LimiterUnavailable, match=NOT_OURS):
         one.of_process(NAME, *HALF, None)
+
+
+def test_no_other_user_can_take_or_guess_its_names(tmp_path: Path, own_memory: Path) -> None:
+    one, other = limits(tmp_path / "a"), limits(tmp_path / "b")
+    assert one._folder != other._folder
+    assert one._path(NAME).name != other._path(NAME).name
+    assert one._folder.stat().st_mode & 0o777 == 0o711, "nobody else can list it"
+    assert (tmp_path / "a" / "state" / module.SECRET_NAME).stat().st_mode & 0o777 == 0o600
+    again = limits(tmp_path / "a")
+    assert (again._folder, again._path(NAME)) == (one._folder, one._path(NAME)), "the next agent finds its own"
+    one.close()
+    one._folder.mkdir(mode=0o777)  # another user has seen the name, and took it while no agent ran
+    one._folder.chmod(0o777)
+    after = limits(tmp_path / "a")
+    assert after._folder != one._folder
+    assert after.of_process(NAME, *HALF, None) is not None
+    after.over(NAME)
 
 
 def test_shared_memory_without_room_keeps_no_file(
@@ -170,6 +190,8 @@ def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path
     assert again._segments[NAME].refill(0, 100, 1000) == 200
     assert again._segments[NAME].uuids == [uuid_of(0)]
     again.over(NAME)
+    assert files_in(own_memory) == []
+    again.close()
     assert list(own_memory.iterdir()) == []
 
 
@@ -189,7 +211,7 @@ def test_a_segment_that_its_job_cut_short_costs_that_job_alone(
     for name in names:
         again.over(name)
     limits(tmp_path).begin([])
-    assert list(own_memory.iterdir()) == [], "the next agent removes the one that was cut"
+    assert files_in(own_memory) == [], "the next agent removes the one that was cut"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has jobs of other users")
@@ -222,7 +244,7 @@ def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> 
     limit = one.of_container(NAME, *asked.part)
     assert limit is not None
     image = Image.of({"Config": {"Env": ["PATH=/bin", "LD_PRELOAD=/image.so"]}})
-    config = config_of(asked, DockerSettings(), NO_RULES, {}, image, labels={}, log_bytes=1 << 20, limit=limit)
+    config = config_of(asked, DockerSettings(), NO_RULES, None, image, labels={}, log_bytes=1 << 20, limit=limit)
     assert f"LD_PRELOAD=/image.so:{LIBRARY_AT}" in config["Env"]
     assert f"MOORAGE_LIMITER={SEGMENT_AT}" in config["Env"]
     path = one._segments[NAME].path

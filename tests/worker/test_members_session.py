@@ -11,6 +11,7 @@ from moorage.schemas.errors import problem
 from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewed, RollCall, Start
 from moorage.worker.member_messages import (
     AnswerRefused,
+    Draining,
     Ended,
     EndMember,
     GiveUp,
@@ -45,6 +46,22 @@ def test_the_lease_counts_from_when_the_answered_renewal_was_sent(bench: Bench) 
     bench.now = 109.0
     (fence,) = of(SetFence, bench.do(Renewed(renew.n, 1)))
     assert fence == SetFence(102.0 + LEASE_S, GRACE_S)
+
+
+def test_a_drain_is_passed_on_with_its_deadline_and_again_only_when_that_moves(bench: Bench) -> None:
+    def renewed(draining: bool, drain_s: float | None) -> list[Draining]:
+        bench.now += 2.0
+        (renew,) = of(SendRenew, bench.do(Tick()))
+        return of(Draining, bench.do(Renewed(renew.n, 1, draining=draining, drain_s=drain_s)))
+
+    assert renewed(True, 600.0) == [Draining(True, 600.0)]
+    assert renewed(True, 597.5) == []
+    assert renewed(True, 60.0) == [Draining(True, 60.0)], "it is moved"
+    assert renewed(True, None) == [Draining(True)], "it is gone"
+    assert renewed(True, None) == renewed(True, None) == []
+    assert renewed(False, None) == [Draining(False)]
+    assert renewed(False, None) == []
+    assert renewed(True, None) == [Draining(True)]
 
 
 def test_an_older_answer_after_a_newer_one_does_not_move_the_lease(bench: Bench) -> None:

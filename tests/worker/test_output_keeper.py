@@ -149,7 +149,7 @@ def test_a_crash_in_the_middle_of_clearing_leaves_the_rest_for_the_next(state: P
         doomed = first._over_bounds(0, LARGE)
         with pytest.raises(Killed):
             first._clear(doomed)
-    assert len(left(state)) == 13 - 5
+    assert len(left(state)) == 13 - 4  # j0 has no third file, about the order of its streams
     # the mark was there before the first file went: nobody takes what is gone for a job that said nothing
     assert OutputKeeper(state, bounds).is_cleared(int((time.time() - 2 * HOUR_S) * 1000))
     assert sweep(keeper_on(state, bounds, ("living",))) == 4

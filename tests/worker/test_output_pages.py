@@ -16,9 +16,18 @@ from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage, ReadLog
 from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container_engine import Piece
-from moorage.worker.drivers.container_output import _Mark, _Stream
+from moorage.worker.drivers.container_output import ContainerOutput, _Mark, _Stream
 from moorage.worker.output_pages import page_of, read_page
-from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, RING_BYTES, OutputPump, cut_at, cut_notice
+from moorage.worker.supervisor.output import (
+    NOTICE_BYTES_MAX,
+    RING_BYTES,
+    ArrivalOrder,
+    OutputPump,
+    cut_at,
+    cut_notice,
+    order_path,
+)
+from moorage.worker.supervisor.protocol import Stream
 
 
 def ask(offset: int = 0, limit: int = LOG_PAGE_BYTES_MAX, **fields: Any) -> ReadLog:
@@ -211,3 +220,61 @@ def test_a_file_that_ends_keeps_the_time_of_its_end(tmp_path: Path) -> None:
     os.close(writing)
     pump.close()
     assert path.stat().st_mtime > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("notes", "numbers"),
+    [
+        ([("stdout", 3), ("stdout", 4)], None),
+        ([("stderr", 3), ("stderr", 4)], None),
+        ([("stderr", 3), ("stderr", 4), ("stdout", 2), ("stderr", 1)], [0, 7, 2]),
+        ([("stdout", 3), ("stdout", 4), ("stderr", 2), ("stdout", 1), ("stderr", 9)], [7, 2, 1]),
+        ([("stdout", 2**32 + 4), ("stderr", 2), ("stdout", 1)], [2**32 - 1, 0, 5, 2]),
+    ],
+)
+def test_the_order_of_both_streams_is_written_once_both_have_arrived(
+    tmp_path: Path, notes: list[tuple[Stream, int]], numbers: list[int] | None
+) -> None:
+    path = tmp_path / "j.order"
+    order = ArrivalOrder(str(path), DiskRoom(tmp_path))
+    for stream, size in notes:
+        order.note(stream, size)
+    order.close()
+    order.note("stdout", 1)
+    order.note("stderr", 1)
+    if numbers is None:
+        assert not path.exists()
+        return
+    data = path.read_bytes()
+    assert [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)] == numbers
+
+
+def test_the_order_of_streams_takes_no_more_than_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.worker.supervisor.output.ORDER_BYTES_MAX", 40)
+    for room in (DiskRoom(tmp_path), Full(tmp_path)):
+        path = tmp_path / "j.order"
+        path.unlink(missing_ok=True)
+        order = ArrivalOrder(str(path), room)
+        for at in range(100):
+            order.note(("stdout", "stderr")[at % 2], 1)
+        order.close()
+        assert (path.stat().st_size if path.exists() else 0) == (0 if isinstance(room, Full) else 40)
+
+
+def test_of_a_container_the_order_is_recorded_by_the_first_agent(tmp_path: Path) -> None:
+    pieces = [Piece(at % 3 == 0, f"2026-01-01T00:00:{at:02}Z", b"x" * at) for at in range(1, 9)]
+    output = ContainerOutput(tmp_path, "k", 1000)
+    for piece in pieces[:5]:
+        output.add(piece)
+    output.mark()
+    output.close(is_over=False)
+    order = Path(order_path(tmp_path, "k"))
+    first = order.read_bytes()
+    assert [first[at] for at in range(0, len(first), 4)] == [3, 3]
+    output = ContainerOutput(tmp_path, "k", 1000)
+    assert output.since
+    for piece in pieces:
+        output.add(piece)
+    output.close(is_over=True)
+    assert output.sizes == (1 + 2 + 4 + 5 + 7 + 8, 3 + 6)
+    assert order.read_bytes() == first

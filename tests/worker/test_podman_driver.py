@@ -92,7 +92,9 @@ class Rig:
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
         resources, gpu = run.pop("resources", None), run.pop("gpu", None)
-        request = Request(run=Run(driver="podman", image=image, argv=list(argv), **run), gpu=gpu, resources=resources)
+        config = {"podman": {key: run.pop(key) for key in ("shm_mib",) if key in run}}
+        asked = Run(driver="podman", image=image, argv=list(argv), **run)
+        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
         self.driver.start(
@@ -187,6 +189,9 @@ async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path
         host = told["HostConfig"]
         assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (500_000_000, 64 << 20, 64 << 20)
         assert host["ShmSize"] == 3 << 20
+        asks = rig.start("asks", "cat", "/proc/mounts", shm_mib=5)
+        assert await rig.reported(Ended, asks) == (asks, 0, "exit")
+        assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
         assert (host["PidsLimit"], host["Privileged"], host["NetworkMode"]) == (99, False, "none")
         assert (host["PidMode"], host["RestartPolicy"]["Name"], host["PortBindings"]) == ("private", "", {})
         text = await rig.said(name, "NoNewPrivs:\t1")
@@ -286,13 +291,14 @@ async def test_whose_fault_it_is_that_nothing_started(home: PodmanHome, tmp_path
             "none": (rig.start("none", "nope"), 127, "executable file not found"),
             "folder": (rig.start("folder", "/tmp"), 126, "permission denied"),
             "cwd": (rig.start("cwd", "true", cwd="/nowhere"), 126, "/nowhere"),
-            "image": (rig.start("image", "true", image="nowhere.invalid/none:1"), 126, "there is no image"),
             "user": (rig.start("user", "true", user="nosuchuser"), 126, "unable to find user"),
         }
         for name, code, word in starts.values():
             _, told, why = await rig.reported(StartFailed, name)
             assert (told, word in why) == (code, True), why
             assert rig.told(Started, name) is None
+        image = rig.start("image", "true", image="nowhere.invalid/none:1")
+        assert (await rig.reported(NotStarted, image))[1].startswith("not-here: there is no image")
         own = rig.start("own", "sh", "-c", "exit 126")
         assert await rig.reported(Ended, own) == (own, 126, "exit"), "a code of the program's own"
         await nothing_left(home, state)
@@ -354,7 +360,9 @@ async def test_an_image_is_pulled_with_the_password_that_the_operator_keeps_and_
             login.touch(mode=0o600)
             login.write_text("me:pass:word\n")
             absent = rig.start("absent", "true", image=f"{registry.address}/box:2")
-            assert "cannot be pulled" in (await rig.reported(StartFailed, absent))[2], "nor elsewhere"
+            told = (await rig.reported(NotStarted, absent))[1]
+            assert told.startswith("not-here: image ")
+            assert "cannot be pulled" in told
             name = rig.start("j1", "sh", "-c", "exit 3", image=image)
             assert await rig.reported(Ended, name) == (name, 3, "exit")
             notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
@@ -398,7 +406,7 @@ async def test_a_secret_is_a_variable_of_the_job_and_stands_nowhere_else(home: P
         shows = 'echo "$TOKEN"; echo up >&2; while ! [ -e go ]; do sleep 0.1; done'
         name = rig.start("j1", "sh", "-c", shows, env={"TOKEN": Secret("token")})
         missing = rig.start("j2", "true", env={"TOKEN": Secret("no-such")})
-        assert "secret 'no-such'" in (await rig.reported(StartFailed, missing))[2]
+        assert (await rig.reported(NotStarted, missing))[1].startswith("not-here: secret 'no-such'")
         assert await rig.said(name, "two lines") == f"{TOKEN}\n"
         await rig.reported(Started, name)
         (container,) = home.containers()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,36 @@ def test_without_rules_everything_is_permitted() -> None:
     free.check_placement("acme", Request(run=run("true")))
     free.check_program("acme", run("./anything", env={"LD_PRELOAD": "/x"}, user="1"))
     assert free.user_of("acme") is None
+
+
+ROOT = [
+    ({}, None, True, True),
+    ({}, "0", True, True),
+    ({}, "root", True, True),
+    ({}, "65534", True, False),
+    ({"run_as": "root"}, None, True, True),
+    ({"run_as": "65534"}, None, False, False),
+    ({"run_as_for": {"acme": "65534"}}, None, False, False),
+    ({"run_as_for": {"acme": "65534", "*": "0"}}, None, True, False),
+    ({"run_as_for": {"acme": "0"}, "run_as": "65534"}, None, True, True),
+]
+
+
+@pytest.mark.parametrize(("settings", "user", "is_open", "is_root"), ROOT)
+def test_jobs_as_root_are_known_and_can_be_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], user: str | None, is_open: bool, is_root: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    asked = run("true", user=user)
+    assert policy(**settings).leaves_root_open == is_open
+    policy(**settings).check_root("acme", asked)
+    strict = policy(**settings, root_jobs="refuse")
+    assert not strict.leaves_root_open
+    with pytest.raises(Refused, match="would run as root") if is_root else contextlib.nullcontext():
+        strict.check_root("acme", asked)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert not policy(**settings).leaves_root_open
+    strict.check_root("acme", asked)
 
 
 def test_drivers_by_tenant_and_for_all_others() -> None:

@@ -76,7 +76,9 @@ class Remembering(SupervisorLink):
         ("exec", errno.ENFILE, "refused"),
         ("request", errno.EINVAL, "exited"),
         ("exec", errno.ENOMEM, "exited"),
-        ("exec", errno.ENOENT, "exited"),
+        ("exec", errno.ENOENT, "refused"),
+        ("user", errno.EINVAL, "refused"),
+        ("cwd", errno.ENOENT, "refused"),
     ],
 )
 async def test_an_agent_that_starts_anew_knows_what_its_host_could_not_start(

@@ -148,6 +148,15 @@ def test_a_child_starts_with_clean_process_attributes(tmp_path: Path, arguments:
     with_rig(tmp_path, arguments, scenario)
 
 
+def test_the_kernel_ends_a_job_before_its_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.run(sh("j", "cat /proc/self/oom_score_adj"))
+        of_supervisor = Path(f"/proc/{rig.client.identity.pid}/oom_score_adj").read_text()
+        assert int(of_supervisor) < int(rig.text("j")) == 500
+
+    with_rig(tmp_path, arguments, scenario)
+
+
 @needs_root
 def test_a_child_of_another_user_cannot_signal_the_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:

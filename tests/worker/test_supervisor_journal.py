@@ -2,14 +2,20 @@
 
 import errno
 import os
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 
-from moorage.system.proctree import boot_id
+from moorage.system.proctree import boot_id, boottime_s, children, kill_trees, read_environ
 from moorage.worker.supervisor.former_members import FormerMembers
 from moorage.worker.supervisor.journal import (
+    MAGIC,
+    MARK,
     Forgotten,
     Journal,
     Left,
@@ -65,13 +71,30 @@ def test_a_torn_end_hurts_only_the_last_record(tmp_path: Path, cut: int) -> None
 def test_a_damaged_record_hides_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     Journal(path, RECORDS).close()
-    data = bytearray(path.read_bytes())
-    at = data.index(b"MOORAGE_JOB=b") - 20
-    length = int.from_bytes(data[:4], "big")
-    data[4 + length + 4] = 0xC1  # no msgpack: the first byte of the second record
-    assert at > 4 + length
-    path.write_bytes(bytes(data))
-    assert list(read_journal(path)) == ["c"]
+    data = path.read_bytes()
+    second = data.index(MARK, data.index(MARK) + 1)
+    ends = data.index(MARK, second + 1)
+    for at in range(second, ends):  # each byte of it: its mark, its length, its checksum, its body
+        for wrong in (data[at] ^ 0xFF, data[at] ^ 1):
+            path.write_bytes(data[:at] + bytes([wrong]) + data[at + 1 :])
+            assert list(read_journal(path)) == ["c"]
+
+
+def test_records_inside_a_torn_one_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, [starting("a"), starting("b")]).close()
+    torn = path.read_bytes()[:-5]
+    Journal(path, [starting("c")]).close()
+    path.write_bytes(torn + path.read_bytes()[len(MAGIC) :])
+    assert list(read_journal(path)) == ["a", "c"]
+
+
+def test_the_journal_of_an_older_supervisor_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    bodies = [msgspec.msgpack.encode(record) for record in RECORDS]
+    path.write_bytes(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
+    left = read_journal(path)
+    assert (list(left), left["b"].starting, left["c"].pid) == (["b", "c"], RECORDS[1], 9)
 
 
 def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +110,7 @@ def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(read_journal(path)) == 100
     journal.append([Forgotten(keys=tuple(read_journal(path)))])
     journal.compact(records_of(read_journal(path)))
-    assert path.stat().st_size == 0
+    assert path.read_bytes() == MAGIC
     journal.close()
 
 
@@ -135,6 +158,40 @@ def test_members_that_were_not_searched_for_yet_are_known(monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="Too many open files"):
         former.clear(5.0)
     assert set(former.found) == set(former.waiting) == {"a"}
+
+
+def test_what_hides_in_a_session_from_before_a_member_is_not_the_member_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.worker.supervisor.former_members.START_SLACK_S", 0.0)
+    script = "read word; env -i /bin/sleep 1000 & env -i /usr/bin/setsid /bin/sleep 1000 & echo begun; wait"
+    shell = subprocess.Popen(["sh", "-c", script], stdin=-1, stdout=-1, text=True, start_new_session=True)
+    with shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        try:
+            before_s = boottime_s()
+            wait_for(lambda: boottime_s() > before_s + 0.1)
+            marked = starting("a", boot=boot_id(), marks=(b"MOORAGE_JOB=of no process",))
+            marked = msgspec.structs.replace(marked, boottime_s=boottime_s())
+            shell.stdin.write("go\n")
+            shell.stdin.flush()
+            assert shell.stdout.readline() == "begun\n"
+            wait_for(lambda: [read_environ(pid) for pid in children(shell.pid)] == [frozenset()] * 2)
+            wait_for(lambda: any(os.getsid(pid) == pid for pid in children(shell.pid)))
+            same, own = sorted(children(shell.pid), key=lambda pid: os.getsid(pid) == pid)
+            former = FormerMembers(boot_id(), {"a": Left(starting=marked)})
+            assert former.clear(boottime_s()) == []
+            assert own in former.found["a"].pids
+            assert same not in former.found["a"].pids
+        finally:
+            kill_trees([shell.pid])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells."""
+    ends_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
 
 
 def test_a_member_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Record(Driving):
         record = decode_record(payload)
         self.acts, self.steps = record.acts, len(record.steps)
         self.held_before = {num for job in self.state.preempting.values() for num in (job.preempts or ((),))[0]}
-        self.shut_before = {worker.num: worker.quarantined for worker in self.state.worker_by_num}
+        self.shut_before = {worker.num: worker.quarantined for worker in self.state.workers.values()}
         return super().store(payload)
 
     def check(self) -> None:

@@ -307,7 +307,7 @@ def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterabl
 def could_ever(world: World, who: Waiting, *, avoiding: bool = True) -> bool:
     """Whether all workers together could hold it, were they empty and well; `avoiding` those that refused it."""
     left = who.together
-    for worker in world.drive.state.worker_by_num:
+    for worker in world.drive.state.workers.values():
         if worker.session:
             room = Room(world, worker.num, empty=True)
             while left and room.put(who.job, who.request, avoiding=avoiding):
@@ -316,7 +316,7 @@ def could_ever(world: World, who: Waiting, *, avoiding: bool = True) -> bool:
 
 
 def open_workers(world: World) -> list[int]:
-    return [worker.num for worker in world.drive.state.worker_by_num if worker.session and worker.flag == "open"]
+    return [worker.num for worker in world.drive.state.workers.values() if worker.session and worker.flag == "open"]
 
 
 def left_too_soon(state: State, who: Waiting) -> set[int]:

@@ -29,6 +29,7 @@ BOUNDS: Final = {
     ("host", "RANKS_MAX"): 32,
     ("fleet", "ASKED_MAX"): 16,
     ("fleet", "OPENED_MAX"): 64,
+    ("fleet", "TOUCHED_SPARE"): 16,
     ("lifecycle.admission", "MATCHED_MAX"): 32,
     ("lifecycle.admission", "SOONEST_MAX"): 32,
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
@@ -121,5 +122,5 @@ def _names(thing: object) -> list[str]:
 def live(state: State) -> int:
     """How much there is of all that lives in the state."""
     replicas = sum(len(job.replicas) for job in state.jobs.values())
-    devices = sum(len(worker.hello.get("gpu_pool", ())) + 1 for worker in state.worker_by_num)
+    devices = sum(len(worker.hello.get("gpu_pool", ())) + 1 for worker in state.workers.values())
     return len(state.jobs) + replicas + devices + len(state.tenants)

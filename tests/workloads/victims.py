@@ -42,7 +42,7 @@ def unheard(world: World) -> set[int]:
 
     It waits for them before it ends anybody, but no longer than a renewal takes: a worker may be silent for longer.
     """
-    return {worker.num for worker in world.drive.state.worker_by_num if worker.id not in world.renewed}
+    return {worker.num for worker in world.drive.state.workers.values() if worker.id not in world.renewed}
 
 
 def is_reclaim(world: World, who: Waiting) -> bool:

@@ -21,6 +21,11 @@ from moorage.bus.errors import BadContext, BadSubject
 from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_subject
 from moorage.schemas.nearest import nearest
 
+CONTEXT_VARIABLE: Final = "NATS_CONTEXT"
+URL_VARIABLE: Final = "NATS_URL"
+#: the sources of contexts that no file or variable names
+ARGUMENT: Final = "argument"
+DEFAULT: Final = "default"
 URL_DEFAULT: Final = "nats://127.0.0.1:4222"
 #: Bytes of a context file; more is no context.
 CONTEXT_BYTES_MAX: Final = 64 * 1024
@@ -38,7 +43,7 @@ _UNSUPPORTED: Final = {
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to connect to NATS. `source` says where it was found, for `doctor`; the repr hides secrets.
+    """A way to connect to NATS. `source` says where it was found, for `doctor` and errors; the repr hides secrets.
 
     `creds`, `nkey`, `cert`, `key` and `ca` are paths of files. `url` may be several URLs, separated by commas.
     """
@@ -71,6 +76,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     def safe_url(self) -> str:
         """The URLs without user, password and token, fit for logs and screens."""
         return ",".join(_without_secrets(server) for server in self.servers)
+
+    @property
+    def where(self) -> str:
+        """The URLs without secrets and where they were found, for errors: `nats://h:4222 (from NATS_URL)`."""
+        found = {"": "as given", ARGUMENT: "as given", DEFAULT: "the default"}.get(self.source, f"from {self.source}")
+        return f"{self.safe_url} ({found})"
 
     @property
     def login(self) -> tuple[str, str, str]:
@@ -160,8 +171,11 @@ def selected_context(env: Mapping[str, str] | None = None) -> str:
 
 
 def resolve(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
-    """Return the context to use: `target` (a Context, a URL or a context's name), else NATS_CONTEXT, else the selected
-    context, else NATS_URL, else nats://127.0.0.1:4222.
+    """Return the context to use: `target` (a Context, a URL or a context's name), else what NATS_CONTEXT and NATS_URL
+    name, else the selected context, else nats://127.0.0.1:4222.
+
+    As with the `nats` command, the address in NATS_URL goes before that of any context. The other settings are those of
+    the context in NATS_CONTEXT; the login of a context that is only selected is not sent to another address.
 
     A string is a URL if it has a scheme, or a port and is no context's name. Raises `BadContext`.
     """
@@ -170,17 +184,22 @@ def resolve(target: Context | str | None = None, env: Mapping[str, str] | None =
         return target
     if target:
         if "://" in target:
-            return _from_url(target, "argument")
+            return _from_url(target, ARGUMENT)
         if ":" in target and target not in list_contexts(env):
-            return _from_url(f"nats://{target}", "argument")
+            return _from_url(f"nats://{target}", ARGUMENT)
         return load_context(target, env)
-    if name := env.get("NATS_CONTEXT", ""):
-        return load_context(name, env, why="NATS_CONTEXT")
+    url = env.get(URL_VARIABLE, "")
+    plain = _from_url(url if "://" in url else f"nats://{url}", URL_VARIABLE) if url else None
+    if name := env.get(CONTEXT_VARIABLE, ""):
+        named = load_context(name, env, why=CONTEXT_VARIABLE)
+        named = msgspec.structs.replace(named, source=f"{named.source}, named by {CONTEXT_VARIABLE}")
+        return named if plain is None else msgspec.structs.replace(named, url=plain.url, source=URL_VARIABLE)
+    if plain is not None:
+        return plain
     if name := selected_context(env):
-        return load_context(name, env, why=str(config_dir(env) / "context.txt"))
-    if url := env.get("NATS_URL", ""):
-        return _from_url(url if "://" in url else f"nats://{url}", "NATS_URL")
-    return Context(source="default")
+        selected = load_context(name, env, why=str(config_dir(env) / "context.txt"))
+        return msgspec.structs.replace(selected, source=f"{selected.source}, the selected context")
+    return Context(source=DEFAULT)
 
 
 def load_context(name: str, env: Mapping[str, str] | None = None, why: str = "") -> Context:

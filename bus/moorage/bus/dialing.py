@@ -166,22 +166,22 @@ class Dialer:
     def _why_not(self, cause: Exception, was_heard: bool) -> BusError:
         text = str(cause).lower()
         if "authorization violation" in text or "authentication" in text:
-            return NotAuthorized(self._context.safe_url, str(cause).removeprefix("nats: "))
+            return NotAuthorized(self._context.where, str(cause).removeprefix("nats: "))
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BadContext(f"TLS: {cause.verify_message}", key="ca", next_step=_TRUST)
         if "CERTIFICATE_REQUIRED" in str(cause):
             return BadContext("TLS: the server asks for a certificate of ours", key="cert", next_step=_CERTIFICATE)
         if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
             return BadContext(
-                f"TLS: the server at {self._context.safe_url} offers none at the start of a connection,"
+                f"TLS: the server at {self._context.where} offers none at the start of a connection,"
                 " and nothing was sent to it",
                 key="url",
                 next_step="set `handshake_first: auto` in the tls block of the server, which needs nats-server 2.10 or"
                 " newer; or, to connect without TLS, use a nats:// URL, and set neither ca nor cert nor tls_first",
             )
         if was_heard and (isinstance(cause, TimeoutError) or "INFO message" in str(cause)):
-            return NotNats(self._context.safe_url)
-        return CannotConnect(self._context.safe_url, cause)
+            return NotNats(self._context.where)
+        return CannotConnect(self._context.where, cause)
 
 
 async def _close_behind(client: Client, connecting: asyncio.Task[None]) -> None:

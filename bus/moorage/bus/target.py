@@ -1,4 +1,4 @@
-"""Find the server for a command that names none: by the nats context, NATS_URL, or the `moorage up` of this folder."""
+"""Find the server for a command that names none: by NATS_URL, the `moorage up` of this folder, or a nats context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.bus.contexts import Context, resolve
+from moorage.bus.contexts import CONTEXT_VARIABLE, DEFAULT, URL_VARIABLE, Context, resolve
 from moorage.bus.errors import BadContext
 from moorage.schemas.unreadable import UNREADABLE
 
@@ -36,15 +36,33 @@ class Up(msgspec.Struct, frozen=True):
 
 
 def home(data: Path | None = None, env: Mapping[str, str] | None = None) -> Path:
-    """Return the data folder of `moorage up`: `data` if given, else $MOORAGE_HOME, else ./.moorage."""
+    """Return the data folder for a new `moorage up`: `data` if given, else $MOORAGE_HOME, else ./.moorage."""
     env = os.environ if env is None else env
     return Path(data or env.get(HOME_VARIABLE) or HOME_DEFAULT).absolute()
+
+
+def find_home(env: Mapping[str, str] | None = None) -> Path:
+    """Return the data folder of the `moorage up` that commands use here: of this folder, or the nearest above.
+
+    $MOORAGE_HOME goes first. In a folder above, only an `up` of this user counts: another user could lead commands
+    astray there. Without one it is `home`.
+    """
+    here = home(env=env)
+    if (os.environ if env is None else env).get(HOME_VARIABLE) or (here / UP_FILE).exists():
+        return here
+    for folder in here.parent.parents:
+        try:
+            if (folder / HOME_DEFAULT / UP_FILE).stat().st_uid == os.geteuid():
+                return folder / HOME_DEFAULT
+        except OSError:
+            continue
+    return here
 
 
 def read_up(folder: Path) -> Up | None:
     """Return the `moorage up` that runs on this folder now, or None."""
     try:
-        with open(folder / UP_FILE, "rb") as file:
+        with (folder / UP_FILE).open("rb") as file:
             up = msgspec.json.decode(file.read(_UP_BYTES_MAX), type=Up)
     except (OSError, *UNREADABLE):
         return None
@@ -61,18 +79,22 @@ def started_ticks(pid: int) -> int:
 
 
 def find_context(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
-    """Return the context to use, as `contexts.resolve`; if nothing names a server, that of this folder's `moorage up`.
+    """Return the context to use: `target`, NATS_CONTEXT and NATS_URL as `contexts.resolve`, else that of this folder's
+    `moorage up`, else the selected nats context, else the default.
 
-    Without such a `moorage up` it is the default. Raises `BadContext`, also if the `moorage up` was killed or is
-    another user's.
+    A `moorage up` above this folder counts too, see `find_home`. Raises `BadContext`, also if the `moorage up` was
+    killed or is another user's, and no context is selected.
     """
-    context = resolve(target, env)
-    if context.source != "default":
-        return context
-    folder = home(env=env)
-    _refuse_anothers(folder)
+    variables = os.environ if env is None else env
+    if target or variables.get(CONTEXT_VARIABLE) or variables.get(URL_VARIABLE):
+        return resolve(target, env)
+    folder = find_home(env)
     if (up := read_up(folder)) is not None:
         return Context(source=str(folder / UP_FILE), url=up.url)
+    context = resolve(None, env)
+    if context.source != DEFAULT:
+        return context
+    _refuse_anothers(folder)
     if (folder / UP_FILE).exists():  # one that ends in order takes its file along
         raise BadContext(
             f"the moorage up of {folder} was killed, or the machine went down: it does not run any more",

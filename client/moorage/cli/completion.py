@@ -15,14 +15,16 @@ from moorage.cli.verbs import Verb, all_verbs, below
 
 _BASH: Final = """\
 _moorage() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" words="" asks="" found
+  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[*]:1:COMP_CWORD-1}}"
+  local words="" options="" asks="" found
+  COMPREPLY=()
+  [[ " $before " != *" -- "* ]] || return  # the job's command
   case "$before " in
 {choices}
     " ") words={verbs} ;;
 {options}
   esac
-  [[ -z $asks || $current == -* ]] || words+=" $(moorage $asks 2>/dev/null)"
-  COMPREPLY=()
+  if [[ $current == -* ]]; then words=$options; elif [[ -n $asks ]]; then words+=" $(moorage $asks 2>/dev/null)"; fi
   while IFS= read -r found; do COMPREPLY+=("$found"); done < <(compgen -W "$words" -- "$current")
 }}
 complete -o default -F _moorage moorage"""
@@ -33,14 +35,16 @@ ASKS_FOR: Final = "1s"
 _ZSH: Final = """\
 #compdef moorage
 _moorage() {{
-  local -a found
+  local -a found options
   local before="${{words[2,CURRENT-1]}}" asks=""
+  [[ " $before " != *" -- "* ]] || {{ _files; return }}  # the job's command
   case "$before " in
 {choices}
     " ") found=({verbs}) ;;
 {options}
   esac
-  [[ -z $asks || $words[CURRENT] == -* ]] || found+=(${{(f)"$(moorage ${{=asks}} 2>/dev/null)"}})
+  if [[ $words[CURRENT] == -* ]]; then found=($options)
+  elif [[ -n $asks ]]; then found+=(${{(f)"$(moorage ${{=asks}} 2>/dev/null)"}}); fi
   _describe moorage found || _files
 }}
 compdef _moorage moorage"""
@@ -92,7 +96,7 @@ def _cases(quoted: bool) -> tuple[str, str]:
             choices.append(f"    {pattern}) {_words([(value, '') for value in values], quoted)} ;;")
         rows = [(name, one.parameter.help) for name, one in _options(verb)]
         asks = f" asks={shlex.quote(_asks(verb))}" if _asks(verb) else ""
-        options.append(f'    "{verb.name} "*) {_words(rows, quoted)}{asks} ;;')
+        options.append(f'    "{verb.name} "*) {_words(rows, quoted, "options")}{asks} ;;')
     for first in _firsts():
         if first not in all_verbs():
             rows = [(verb.name.partition(" ")[2], verb.help) for verb in below(first)]
@@ -100,8 +104,10 @@ def _cases(quoted: bool) -> tuple[str, str]:
     return "\n".join(choices), "\n".join(options)
 
 
-def _words(rows: list[tuple[str, str]], quoted: bool) -> str:
-    return f"found=({_described(rows)})" if quoted else f"words={shlex.quote(' '.join(name for name, _ in rows))}"
+def _words(rows: list[tuple[str, str]], quoted: bool, into: str = "") -> str:
+    if quoted:
+        return f"{into or 'found'}=({_described(rows)})"
+    return f"{into or 'words'}={shlex.quote(' '.join(name for name, _ in rows))}"
 
 
 def _described(rows: list[tuple[str, str]]) -> str:
@@ -125,6 +131,7 @@ def _fish() -> str:
     ]
     for verb in all_verbs().values():
         seen = " ".join(f"; and __fish_seen_subcommand_from {word}" for word in verb.name.split())[6:]
+        seen += "; and not contains -- -- (commandline -opc)"  # behind it stands the job's command
         for name, one in _options(verb):
             spelled = f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
             value = (

@@ -84,7 +84,16 @@ def run(words: Sequence[str]) -> int:
         act = read(verb.name, verb.load(), rest)
     except CannotRead as error:
         return _refuse("invalid-argument", str(error), words, error.fixes or (f"moorage {verb.name} --help",))
-    return act() or 0
+    try:
+        return act() or 0
+    except Exception as error:
+        from moorage.schemas.errors import MoorageError
+
+        if not isinstance(error, MoorageError):
+            raise
+        from moorage.cli.framework.console import fail
+
+        return fail(error, json="--json" in _before_command(words))
 
 
 def version() -> str:

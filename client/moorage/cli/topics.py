@@ -31,11 +31,11 @@ def _gpu() -> str:
         [
             ("--gpu", "one GPU, any model"),
             ("2xH100", "two H100 of one host, one exclusive lease each"),
-            ("2xH100:80G", "with 80 GB each, as sold; 70000M is exact MiB"),
-            ("H100|A100", "either model; a model is a part of the device's name, in any case"),
-            ("=A10", "whole words only: no A100"),
+            ("2xH100:80G", "with 80 GB each, as sold (80GB, 80GiB, too); 70000M is exact MiB"),
+            ("H100|A100", "either model; a model is one or more whole words of the device's name, in any case"),
+            ("~MI300", "also inside a word: an MI300X"),
             ("3x2xA100", "three replicas of two; --gang starts all or none, --spread goes for different hosts"),
-            ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G"),
+            ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G or 4GiB"),
             ("any", "moorage fleet shows what there is, and what fits now"),
         ]
     )
@@ -44,9 +44,12 @@ def _gpu() -> str:
 def _environment() -> str:
     return facts(
         [
+            ("NATS_URL", "the server's address; it goes before that of any context, --nats before it"),
             ("NATS_CONTEXT", "the nats context to use; --nats overrides it (a URL, or a context's name)"),
-            ("NATS_URL", "the server, where no context is selected"),
-            ("MOORAGE_HOME", "the folder of moorage up; else ./.moorage, where the other verbs find it"),
+            (
+                "MOORAGE_HOME",
+                "the folder of moorage up; else ./.moorage, which the other verbs find here and in folders below",
+            ),
             ("MOORAGE_TENANT", "the tenant; --tenant overrides it"),
             ("MOORAGE_LEDGER_URL_FILE", "a file with the ledger's URL, for moorage scheduler"),
             ("NO_COLOR", "no colour; --color overrides it"),

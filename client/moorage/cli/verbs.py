@@ -30,7 +30,7 @@ FLEET: Final = "The fleet"
 RUNNING: Final = "Running moorage"
 #: not in the first help, which has at most FIRST_HELP_MAX lines of verbs; `moorage help` shows it
 LOOKUP: Final = "Looking things up"
-FIRST_HELP_MAX: Final = 20
+FIRST_HELP_MAX: Final = 21
 
 VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     JOBS: (
@@ -40,6 +40,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("show", "moorage.cli.jobs.show_ls_cancel:show", "Show jobs: request, state, all state changes."),
         Verb("ls", "moorage.cli.jobs.show_ls_cancel:ls", "Your jobs, newest first."),
         Verb("logs", "moorage.cli.jobs.run:logs", "Follow a job's output until it has ended."),
+        Verb("get", "moorage.cli.jobs.get:get", "Fetch the files that a job kept."),
         Verb("events", "moorage.cli.jobs.wait:events", "State changes as they happen, of a job or of the tenant."),
         Verb("explain", "moorage.cli.jobs.explain:explain", "Why a job waits, or what an error code means."),
         Verb("plan", "moorage.cli.jobs.plan:plan", "Whether, when and where a job would start; submits nothing."),
@@ -101,7 +102,6 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq show", "moorage.cli.fleet.dlq:show", "One of these requests, as it came."),
         Verb("dlq resend", "moorage.cli.fleet.dlq:resend", "Submit refused requests again, under their ids."),
         Verb("dlq drop", "moorage.cli.fleet.dlq:drop", "Delete refused requests for good."),
-        Verb("get", "moorage.cli.jobs.get:get", "Fetch the files that a job kept."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.study.simulate:simulate", "Run the scheduler on a trace, under a virtual clock."),
         Verb(

@@ -134,11 +134,12 @@ class AsyncClient(Connected):
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`.
 
         Output that was lost on the way is read again from the worker, as long as the worker keeps it. `lost_bytes`
-        is the number of bytes that are still missing. Only the last 16 Mi characters of each stream of each replica
-        are kept. `timeout` defaults to `wait_timeout`. The job goes on if the timeout passes or this call is cancelled.
-        For the first 5 seconds, and until the job ends if the request does not set `events`, the client may receive the
-        events of all jobs of the tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output,
-        too), `TimedOut`, and what `submit` raises.
+        is the number of bytes that are still missing. Only the last 16 MiB of each stream of each replica are kept, and
+        of all runs of this client 192 MiB: beyond that, the beginning of the longest stream goes. `timeout` defaults to
+        `wait_timeout`. The job goes on if the timeout passes or this call is cancelled. For the first 5 seconds, and
+        until the job ends if the request does not set `events`, the client may receive the events of all jobs of the
+        tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output, too), `TimedOut`, and what
+        `submit` raises.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
@@ -324,8 +325,8 @@ class AsyncClient(Connected):
     async def events(self) -> AsyncIterator[Event]:
         """Yield every transition of the tenant's jobs from now on, without end.
 
-        Events may be lost while the connection is down, or if 10,000 frames wait for a slow reader. A gap shows in the
-        job's `rev`; `show` has the whole history. Raises `NotPermitted`.
+        Events may be lost while the connection is down, or if more than 256 MiB wait for the readers of this
+        client. A gap shows in the job's `rev`; `show` has the whole history. Raises `NotPermitted`.
         """
         from moorage.client.follow.listening import tenant_events
 
@@ -461,7 +462,7 @@ class AsyncClient(Connected):
         from moorage.client.moments import drain_fields
 
         arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
-        return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
+        return await self._request(self._admin_subject("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
@@ -479,7 +480,7 @@ class AsyncClient(Connected):
 
     async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
         arguments = {"worker": worker, "by": who()}
-        return await self._request(self.subjects.admin(verb), encode(arguments), decode_flag)
+        return await self._request(self._admin_subject(verb), encode(arguments), decode_flag)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""

@@ -21,10 +21,12 @@ from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
 from moorage.client.request_builder import RequestBuilder
 from moorage.client.tenant import find_tenant
+from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.names import TENANT, is_tenant
+from moorage.schemas.roles import operator_of
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ class Connected:
         from moorage.bus.connection import connect  # imports nats-py, which is slow
 
         self.context = find_context(self._target)
-        self._asking.where = self.context.safe_url
+        self._asking.where = self.context.where
         return await connect(
             self.context,
             self._name,
@@ -165,6 +167,14 @@ class Connected:
 
     async def _release(self, connection: Link) -> None:
         await (connection.close() if self._transport is None else self._transport.release(connection))
+
+    @property
+    def operator(self) -> str:
+        """The operator's name in the inbox of the context's key, which alone may act as it; `_` without such a key."""
+        return operator_of(self.context.inbox_prefix) if self.context is not None else NO_OPERATOR
+
+    def _admin_subject(self, verb: str) -> str:
+        return self.subjects.admin(verb, self.operator)
 
     @property
     def _stories(self) -> Stories:
@@ -212,7 +222,7 @@ class Connected:
 
         The workers of a large fleet (verb `fleet` without `asked`) arrive in several frames, which are joined here.
         """
-        subject, payload = self.subjects.admin(verb), b"{}" if asked is None else encode(asked)
+        subject, payload = self._admin_subject(verb), b"{}" if asked is None else encode(asked)
         answer: Answer = await self._request(subject, payload, decode_answer)
         while verb == "fleet" and asked is None and (after := answer.data.pop("next", "")):
             page = await self._request(subject, encode({"after": after}), decode_answer)
@@ -222,7 +232,7 @@ class Connected:
 
     async def act(self, verb: str, act: Act) -> Done:
         """Send an operator's order (see `schemas.operate`). `admin` has a method for each, which raises the same."""
-        return await self._request(self.subjects.admin(verb), encode(act), decode_act)
+        return await self._request(self._admin_subject(verb), encode(act), decode_act)
 
     def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)

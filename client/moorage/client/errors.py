@@ -22,6 +22,7 @@ from moorage.bus.errors import (
     PermissionRefused,
     RequestTimeout,
 )
+from moorage.bus.target import find_home, read_up
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Details, Fault, MoorageError, Problem, problem
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
@@ -278,18 +279,24 @@ def client_problem(
     return Problem(code, message, CLIENT_CODES[code][0], field=field, found=found, next=next_step, job=job)
 
 
+#: in the address of a server that `moorage up` could be
+_THIS_MACHINE: Final = ("127.0.0.1:", "localhost:", "[::1]:")
+
+
 def no_server(error: CannotConnect) -> Unreachable:
     """Return the exception for a failed connection, with fixes for a caller of the SDK or the command."""
     problem = msgspec.structs.replace(error.problem, next="", found="")
-    return Unreachable(
-        problem,
-        (
-            "see which process has that port: ss -ltnp; for NATS with handshake_first, set tls_first in the context"
-            if isinstance(error, NotNats)
-            else "start one on this machine: moorage up",
-            "name another: --nats URL or a nats context, or NATS_CONTEXT, or NATS_URL",
-        ),
-    )
+    fixes = ["name another: --nats URL or a nats context, or NATS_CONTEXT, or NATS_URL"]
+    folder = find_home()
+    up = read_up(folder)
+    if up is not None and up.url not in error.url:
+        fixes.insert(0, f"for the moorage up of {folder}: --nats {up.url}")
+    elif isinstance(error, NotNats):
+        port = "see which process has that port: ss -ltnp; for NATS with handshake_first, set tls_first in the context"
+        fixes.insert(0, port)
+    elif any(name in error.url for name in _THIS_MACHINE):
+        fixes.insert(0, "start one on this machine: moorage up")
+    return Unreachable(problem, tuple(fixes))
 
 
 def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:

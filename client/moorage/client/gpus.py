@@ -11,7 +11,7 @@ import msgspec
 from moorage.client.errors import rejected
 from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
 
-_MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
+_MODELS: Final = re.compile(r"\s*[=~A-Za-z][^:@]*")
 #: cached, because a service asks for the same GPUs again and again
 _parsed: Final = functools.lru_cache(256)(parse_token)
 

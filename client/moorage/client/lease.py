@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from moorage.bus.target import WORKERS_FOLDER, home, read_up
+from moorage.bus.target import WORKERS_FOLDER, find_home, read_up
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import NoAgent, NotPermitted, client_problem, error_of, rejected, timed_out
 from moorage.client.gpus import gpu_spec
@@ -145,7 +145,7 @@ def find_sockets(socket: Path | str | None, env: Mapping[str, str] | None = None
     env = os.environ if env is None else env
     if named := socket or env.get(SOCKET_VARIABLE):
         return [Path(named)]
-    return [*sorted(home(env=env).glob(f"{WORKERS_FOLDER}/*/{SOCKET_NAME}")), SYSTEM_SOCKET]
+    return [*sorted(find_home(env).glob(f"{WORKERS_FOLDER}/*/{SOCKET_NAME}")), SYSTEM_SOCKET]
 
 
 class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
@@ -231,7 +231,7 @@ async def _borrowed(
     if not refused.errno:
         raise error_of(refused.problem)
     looked = ", ".join(str(path) for path in sockets)
-    simulates = up.simulate if (up := read_up(home())) is not None else ""
+    simulates = up.simulate if (up := read_up(find_home())) is not None else ""
     raise NoAgent(
         client_problem("no-agent", f"no worker of this host lends GPUs: {_why_none(simulates)}looked at {looked}"),
         (

@@ -127,7 +127,8 @@ class ScriptedDriver(Driver):
         """Return the output of one of the last KEPT_MAX attempts that ended; an empty page for any other attempt."""
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         ran = self._kept.get(name, Ran())
-        return page_of((ran.out if ask.stream == "out" else ran.err).encode(), ask, name not in self._running)
+        texts = {"out": ran.out, "err": ran.err}
+        return page_of(texts.get(ask.stream, "").encode(), ask, name not in self._running)
 
     def _task(self, assignment: Assignment) -> Task:
         requested, ours = assignment.run.env, assignment.environment(simulated=True)

@@ -69,7 +69,7 @@ class Upkeep:
         if self._may_miss_events(reign):
             return 0.0
         state = reign.engine.state
-        live = {worker.id: len(worker.members) for worker in state.worker_by_num if worker.session}
+        live = {worker.id: len(worker.members) for worker in state.workers.values() if worker.session}
         agents = [agent for host in self._workers.values() for agent in host.agents.values()]
         idle = {agent.worker: len(agent.members.held) for agent in agents if agent.is_idle}
         return reign.idle_until_s() if live == idle else 0.0  # else a worker is joining, or about to be lost

@@ -343,6 +343,11 @@ class Client(ClientBase):
         """Same as `AsyncClient.tenant`."""
         return self._twin.tenant
 
+    @property
+    def operator(self) -> str:
+        """The operator's name in the inbox of the context's key, which alone may act as it; `_` without such a key."""
+        return self._twin.operator
+
     def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request as `answer` does, and return only the `data` of the answer frame."""
         return self._thread.call(self._twin.read(verb, arguments))

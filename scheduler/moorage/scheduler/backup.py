@@ -127,7 +127,10 @@ def _write(file: Path, data: bytes) -> None:
     Raises OSError, also if the file exists.
     """
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None  # the caller knows no other name
     try:
         with os.fdopen(descriptor, "wb") as opened:
             opened.write(data)

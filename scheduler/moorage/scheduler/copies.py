@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, Final
 
 from moorage.bus.errors import BusError
@@ -26,6 +27,7 @@ class Copies:
         self._stream = stream
         self._replicas = replicas
         self.lacking: frozenset[str] = frozenset()
+        self._seen_s = time.monotonic()  # when the servers last told which copies they keep
 
     async def watch(self) -> None:
         """Log, forever, which copies are not up to date, and when all are again; with one copy, return at once."""
@@ -34,6 +36,7 @@ class Copies:
             before = found
             try:
                 found = (await self._js.stream_info(self._stream)).lacking
+                self._seen_s = time.monotonic()
             except BusError:
                 found = before  # the append logs it
             self._tell(before & found)
@@ -59,4 +62,6 @@ class Copies:
         """Return what `fleet` shows of the copies; empty if there is only one."""
         if self._replicas < 2:
             return {}
-        return {"ledger_copies": {"wanted": self._replicas, "lacking": sorted(self.lacking)}}
+        seen_ms_ago = int((time.monotonic() - self._seen_s) * 1000)
+        copies = {"wanted": self._replicas, "lacking": sorted(self.lacking), "seen_ms_ago": seen_ms_ago}
+        return {"ledger_copies": copies}

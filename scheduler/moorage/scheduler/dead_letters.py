@@ -20,6 +20,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Submit
 from moorage.scheduler.core.tflops import resolved
 from moorage.scheduler.intake import cancel_of
+from moorage.schemas.actors import by_operator, words
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
 from moorage.schemas.frames import Accepted, Answer
@@ -129,15 +130,17 @@ class DeadLetters:
             waiting.set_result(_decode_verdict(answer))
         return True
 
-    def ask(self, arguments: dict[str, Any], answer: Say, reply: str, json: bool) -> None:
-        """Begin an operator's act in a task of its own, which answers on `reply`.
+    def ask(self, operator: str, arguments: dict[str, Any], answer: Say, reply: str, json: bool) -> None:
+        """Begin an act of the operator that its subject names in a task of its own, which answers on `reply`.
 
         Raises `Refused` for an invalid act, and if `AT_ONCE_MAX` acts are under way.
         """
         act = DlqAct.of(arguments)
         if len(self._tasks) >= AT_ONCE_MAX:
             raise refuse("overloaded", f"{AT_ONCE_MAX} acts on dead letters are under way", retry_after_s=0.5)
-        task = asyncio.get_running_loop().create_task(self._do(act, answer, reply, json))
+        task = asyncio.get_running_loop().create_task(
+            self._do(act, words(by_operator(operator), act.by), answer, reply, json)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -148,7 +151,7 @@ class DeadLetters:
 
     # --------------------------------------------------------------------------------------------------- acts
 
-    async def _do(self, act: DlqAct, answer: Say, reply: str, json: bool) -> None:
+    async def _do(self, act: DlqAct, by: str, answer: Say, reply: str, json: bool) -> None:
         frame: Answer | Problem
         try:
             if act.act == "list":
@@ -159,10 +162,10 @@ class DeadLetters:
                     data = _row(message, _decode_letter(message.data)) | _whole(message)
                 elif act.act == "drop":
                     await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
-                    log.warning("dead letter %d was deleted by %s: %s", message.seq, act.by, act.why or "no reason")
+                    log.warning("dead letter %d was deleted by %s: %s", message.seq, by, act.why or "no reason")
                     data = {"sequence": message.seq, "dropped": True}
                 else:
-                    data = await self._resend(act, message)
+                    data = await self._resend(act, by, message)
             frame = Answer("dlq", self._engine.state.seq, data)
         except MoorageError as error:  # from the request or the bus
             frame = error.problem
@@ -206,7 +209,7 @@ class DeadLetters:
             raise refuse("not-found", f"there is no dead letter {sequence}", found=sequence, next="moorage dlq list")
         return message
 
-    async def _resend(self, act: DlqAct, message: StoredMessage) -> dict[str, Any]:
+    async def _resend(self, act: DlqAct, by: str, message: StoredMessage) -> dict[str, Any]:
         """Offer a letter's request or cancel again, under its tenant and job id unless its body names another job.
 
         The letter is deleted once a record contains the request. Raises `Refused` if it is refused again; the letter
@@ -234,16 +237,17 @@ class DeadLetters:
         if isinstance(verdict, Problem):
             raise Refused(verdict)
         await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
-        log.warning("dead letter %d was submitted again by %s: %s", message.seq, act.by, act.why or "no reason")
+        log.warning("dead letter %d was submitted again by %s: %s", message.seq, by, act.why or "no reason")
         return {"sequence": message.seq, "resent": True, "tenant": tenant, "verb": verb, "answer": verdict}
 
 
 def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
-    """Return a letter's row in a list: what it was and why it is here."""
+    """Return a letter's row in a list: what it was, and why it is here. Raises LookupError if it has no verb."""
+    verb = letter.subject.split(".")[1:][-1]
     return {
         "sequence": message.seq,
-        "tenant": letter.subject.split(".")[-2],
-        "verb": letter.subject.rpartition(".")[2],
+        "tenant": message.subject.rpartition(".")[2],
+        "verb": verb,
         "subject": letter.subject,
         "queued": letter.sequence,
         "time_ms": int(wall_seconds(message.stored_at) * 1000),

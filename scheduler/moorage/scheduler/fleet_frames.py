@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -24,34 +24,44 @@ class FleetFrames:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._rows: list[msgspec.Raw] = []  # by worker number
+        self._rows: dict[int, tuple[str, msgspec.Raw]] = {}  # by worker number: its name and row
         self._order: list[tuple[str, int]] = []  # names and worker numbers
         engine.fleet.redrawn.clear()
 
     def catch_up(self) -> Iterator[None]:
-        """Write the rows of workers that joined or changed; yields where the event loop should run other tasks."""
+        """Write the rows of workers that joined or changed, and drop those of workers that the ledger has forgotten.
+
+        It yields where the event loop should run other tasks.
+        """
         known, redrawn, rows = self._engine.state.worker_by_num, self._engine.fleet.redrawn, self._rows
         written = 0
-        while redrawn or len(rows) < len(known):
+        while redrawn or len(rows) != len(known):
             if written == AT_ONCE:
                 yield
                 written = 0
             written += 1
-            if redrawn:
-                num = redrawn.pop()
-                if num < len(rows):
-                    rows[num] = self._row(known[num])
-            else:
-                worker = known[len(rows)]
-                rows.append(self._row(worker))
-                insort(self._order, (worker.id, worker.num))
+            if not redrawn:
+                redrawn |= known.keys() ^ rows.keys()
+            num = redrawn.pop()
+            worker = known.get(num)
+            if worker is None:
+                self._drop(num)
+                continue
+            if num not in rows:
+                insort(self._order, (worker.id, num))
+            rows[num] = worker.id, self._row(worker)
+
+    def _drop(self, num: int) -> None:
+        row = self._rows.pop(num, None)
+        if row is not None:
+            del self._order[bisect_left(self._order, (row[0], num))]
 
     def frame(self) -> bytes:
         """Return the frame; current once `catch_up` has ended."""
         engine, rows = self._engine, self._rows
         state = engine.state
-        workers: list[Any] = [rows[num] for _, num in self._order]
-        running = sum(len(worker.members) for worker in state.worker_by_num)
+        workers: list[Any] = [rows[num][1] for _, num in self._order]
+        running = sum(len(worker.members) for worker in state.workers.values())
         return encode(
             FleetFrame(state.epoch, state.seq, workers=workers, queued=View(engine).queued(), running=running)
         )

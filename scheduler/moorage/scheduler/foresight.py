@@ -268,6 +268,8 @@ class Foresight:
         data = self._unasked(job.tenant, job.name)
         ended_s = time.perf_counter()
         self._submits_from_s = ended_s + SUBMIT_SHARE * (ended_s - began_s)
+        if data is not None:
+            data.pop("state", None)  # the answer has a state of its own: that of the submit
         return data
 
     def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:

@@ -193,8 +193,7 @@ class HistoryReader:
         changes = [change for story in found for change in changes_in(read.frame, story)]
         if not last.parts:
             changes.insert(0, accepted(tenant, last.accepted_ms))
-        simulated = {worker.worker for worker in read.frame.workers.values() if worker.simulated}
-        return row | views.of_story(self._engine, last, changes, simulated) | self._kept(read)
+        return row | views.of_story(self._engine, read.frame, last, changes) | self._kept(read)
 
     def _kept(self, read: Read) -> dict[str, Any]:
         return {"kept_until_ms": read.stored_ms + int(self._engine.config.history_keep * 1000)}

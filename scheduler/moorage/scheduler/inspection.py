@@ -1,4 +1,6 @@
-"""Asks all workers to inspect their devices, for an audit: one question to all, and answers until a time-out.
+"""Asks all workers to inspect their devices and what runs there, for an audit.
+
+It is one question to all, and answers until a time-out.
 
 A worker does not reply but publishes on its own subject, to which no other client may write, so its answer is proven to
 be its own. Audits that arrive during an inspection share it.
@@ -15,7 +17,7 @@ from typing import Any, Final
 from moorage.bus.transport import Delivery, Transport
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Look, Looked
+from moorage.schemas.frames import Finding, Look, Looked
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -96,13 +98,19 @@ class Inspection:
         return self._answers, silent
 
 
+def _member_of(finding: Finding) -> str:
+    if finding.pid:
+        return f"{finding.uuid} pid {finding.pid} {finding.name}".rstrip()
+    return finding.uuid or finding.name
+
+
 def device_drift(answers: dict[str, Looked]) -> list[dict[str, Any]]:
     """Return the findings as rows of an audit's `drift`; `member` is stable from one inspection to the next."""
     return [
         {
             "worker": worker,
             "kind": finding.kind,
-            "member": f"{finding.uuid} pid {finding.pid} {finding.name}".rstrip() if finding.pid else finding.uuid,
+            "member": _member_of(finding),
             "gpu": finding.uuid,
             "slot": finding.slot,
             "pid": finding.pid,

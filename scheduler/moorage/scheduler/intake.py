@@ -23,6 +23,7 @@ from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
 from moorage.scheduler.core.tflops import resolved
 from moorage.scheduler.question_queue import QuestionQueue, RoundRobin, overloaded
+from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
@@ -67,7 +68,7 @@ class Intake:
     """The queue of undecoded messages, and their decoding.
 
     `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON), `on_admin` for operators'
-    verbs.
+    verbs (operator, then the same).
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Intake:
         subjects: Subjects,
         answer: Callable[[str, bytes], None],
         on_read: Callable[[str, str, dict[str, Any], str, bool], None],
-        on_admin: Callable[[str, dict[str, Any], str, bool], None],
+        on_admin: Callable[[str, str, dict[str, Any], str, bool], None],
     ) -> None:
         self._engine = engine
         self._prefix = subjects.prefix
@@ -197,9 +198,10 @@ class Intake:
             self._api(parts[1], parts[2], delivery)
         elif room == "load":
             self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
-        elif room == "admin" and len(parts) == 2:
+        elif room == "admin" and len(parts) in (2, 3):
+            operator, verb = parts[1:] if len(parts) == 3 else (NO_OPERATOR, parts[1])
             arguments = _decode_any(delivery.data) if delivery.data else {}
-            self._on_admin(parts[1], arguments, delivery.reply, is_json(delivery.data))
+            self._on_admin(operator, verb, arguments, delivery.reply, is_json(delivery.data))
         else:
             raise refuse("unknown-verb", f"nothing listens on {delivery.subject[:REASON_CHARS_MAX]}")
 

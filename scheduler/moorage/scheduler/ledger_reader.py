@@ -7,6 +7,7 @@ contain lease sessions and inventories, which are not shown.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -141,7 +142,7 @@ def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
             yield {"kind": "decision", "ledger": seq, "epoch": record.epoch, **row, **waited, **known}
     for act in record.acts:
         if act.IS_DECISION:
-            yield {"kind": "act", "ledger": seq, "epoch": record.epoch, "time_ms": record.time, **_act(state, act)}
+            yield {"kind": "act", "ledger": seq, "epoch": record.epoch, "time_ms": record.time, **_act(of, act)}
 
 
 def transitions_in(state: State) -> Iterator[dict[str, Any]]:
@@ -179,7 +180,9 @@ def _transitions(state: State, job: Job, rev: int) -> Iterator[dict[str, Any]]:
 
 def _named(row: dict[str, Any], replica: int, fence: int) -> dict[str, Any]:
     kept = {
-        name: row.get(name) for name in ("state", "attempt", "worker", "gpus", "code", "why", "by") if row.get(name)
+        name: row.get(name)
+        for name in ("state", "attempt", "worker", "gpus", "code", "why", "by", "said")
+        if row.get(name)
     }
     return {"replica": replica, "fence": fence, **kept}
 
@@ -202,14 +205,16 @@ def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
     return found
 
 
-def _act(state: State, act: AnyAct) -> dict[str, Any]:
+def _act(of: FoldedRecord, act: AnyAct) -> dict[str, Any]:
     """Return an act with names in place of the numbers of jobs and workers."""
+    state = of.state
+    known = ChainMap({worker.num: worker for worker in of.folded.forgotten}, state.worker_by_num)
     said = {name: getattr(act, name) for name in act.__struct_fields__ if name not in _HIDDEN}
     for name, value in said.items():
         if name == "worker":
-            said[name] = state.worker_by_num[value].id
+            said[name] = known[value].id
         elif name == "workers":
-            said[name] = [state.worker_by_num[num].id for num in value]
+            said[name] = [known[num].id for num in value]
         elif name == "victims":
             said[name] = [_job_name(state, num) for num in value]
         elif name == "job":

@@ -170,20 +170,23 @@ class Questions:
     def _framed(self, verb: str, data: Any) -> Any:
         return Answer(verb, self._engine.state.seq, data) if isinstance(data, dict) else data
 
-    def admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Answer an operator's question, or offer the order to the core. Raises `Refused` for an invalid one."""
+    def admin(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Answer an operator's question, or offer the order to the core. Raises `Refused` for an invalid one.
+
+        `operator` is the name in the subject.
+        """
         if verb == "fleet":
             self._fleet(arguments, reply, json)
         elif verb == "audit":
             self._audit(reply, json)
         elif verb == "dlq":
-            self._letters.ask(arguments, self._leader.answer_now, reply, json)
+            self._letters.ask(operator, arguments, self._leader.answer_now, reply, json)
         elif verb == "tenants":
             self._ask(verb, lambda: views.tenants(self._engine), reply, json)
         elif verb == "usage":
             self._ask(verb, partial(usage, self._engine, None, arguments), reply, json)
         elif verb in ACTS:
-            self._engine.offer(self._order(verb, arguments, reply, json))
+            self._engine.offer(self._order(operator, verb, arguments, reply, json))
         else:
             allowed = ", ".join(("fleet", "audit", "dlq", "tenants", "usage", *ACTS))
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
@@ -197,11 +200,11 @@ class Questions:
                 )
         self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after, only) | more, reply, json)
 
-    def _order(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
+    def _order(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
         act, announced = act_of(verb, arguments), None
         if isinstance(act, FeatureLevelAct):
             announced = {said.scheduler: said.level for said in self._standings.lately()}
-        return Order(verb, act, reply, json, announced)
+        return Order(verb, act, reply, json, announced, operator)
 
     def _to_inspect(self) -> set[str]:
         """Return the workers that can be asked to inspect their devices."""

@@ -42,6 +42,8 @@ BATCH: Final = 500
 AHEAD_MAX: Final = 5_000
 PURGE_EVERY_S: Final = 5.0
 SWEEP_EVERY_S: Final = 10.0
+#: a cancel of an unknown job is remembered for at least so long after it was read, while there is room for others
+REMEMBERED_S: Final = 60.0
 #: from this part of its bytes on, the log, `moorage doctor` and an alert warn that the queue fills
 FULL_PERCENT: Final = 80
 AGAIN_S: Final = 1.0
@@ -103,6 +105,9 @@ class QueueReader:
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._held_back: list[tuple[str, str]] = []  # queues that wait for room (for jobs, or to remember cancels)
+        #: by tenant: the last sequence when its queue of submits was found empty, and when (monotonic seconds)
+        self._empty: dict[str, tuple[int, float]] = {}
+        self._strays_told = False  # whether the log says that messages of no tenant are in the queue
         self._filled: dict[str, StreamInfo] = {}  # as last counted; by tenant, "" for the shared stream
         self._full_told = set[str]()
 
@@ -243,10 +248,69 @@ class QueueReader:
                 await self._begin_anew(tenant, stream)
             for subject in info.subjects:
                 self.hint(Delivery(subject, "", b""))
+            await self._bury_verbs(stream, info)
+        await self._forget_cancels()
         if self._former is not None and self._former.messages:
             for tenant in self._streams.tenants:
                 self._dirty.update(dict.fromkeys((tenant, verb) for verb in _VERBS))
             self._some.set()
+
+    async def _forget_cancels(self) -> None:
+        """Have the cancels of unknown jobs forgotten whose submits would have been read by now. Raises `BusError`.
+
+        The cursor of the submits does that as it passes them. It stands still while a tenant queues no submits; then it
+        is moved to the end of the stream. The stream's leader must say that no submit waits before that end: a batch
+        may be read from a copy that lags.
+        """
+        for tenant in list(self._engine.state.tenants.values()):
+            name = tenant.name
+            if all(at <= 0 for at in tenant.tombstones.values()):
+                self._empty.pop(name, None)
+                continue
+            if self._former is not None and self._former.messages:
+                return  # its sequences are those of another stream
+            subject = self._subjects.request(name, "submit")
+            info = await self._js.stream_info(self._streams.of(name), subject)
+            if info.subjects.get(subject):
+                self._empty.pop(name, None)
+                continue
+            now_s = asyncio.get_running_loop().time()
+            through, since_s = self._empty.setdefault(name, (info.last_seq, now_s))
+            is_full = len(tenant.tombstones) >= self._engine.config.tombstones_max
+            if is_full or now_s - since_s >= REMEMBERED_S:
+                del self._empty[name]
+                # also where the cursor is there already: cancels before it may have been read after it was moved
+                through = max(info.last_seq if is_full else through, self._cursor(name, "submit"))
+                self._read[(name, "submit")] = through
+                self._engine.offer(QueueRead(name, "submit", through))
+                self._wake()
+
+    async def _bury_verbs(self, stream: str, info: StreamInfo) -> None:
+        """Move messages whose verb no scheduler reads to the dead letters. Raises `BusError`.
+
+        Where no permissions are set, any client can publish them, and they would stay in the queue unread.
+        """
+        for subject in info.subjects:
+            tenant, verb = self._subjects.token(subject, 1), self._subjects.token(subject, 2)
+            if not is_tenant(tenant):
+                if not self._strays_told:
+                    log.warning("messages in the durable queue are of no tenant, and nothing reads them: %s", subject)
+                self._strays_told = True
+                continue
+            if verb in _VERBS and subject == self._subjects.request(tenant, verb):
+                continue
+            messages = await self._js.direct_get_batch(stream, seq=1, next_by_subject=subject, batch=BATCH)
+            unknown = problem(
+                "unknown-verb",
+                f"the durable queue has no verb {subject.removeprefix(self._subjects.request(tenant, ''))}",
+                found=subject,
+                allowed=", ".join(self._subjects.request(tenant, known) for known in _VERBS),
+                next="publish it again on one of the allowed subjects",
+            )
+            lost = await self._bury_unread(tenant, [(message, unknown, "") for message in messages])
+            through = lost - 1 if lost else messages[-1].seq if messages else 0
+            if through:
+                await self._js.purge(stream, subject=subject, below_seq=through + 1)
 
     async def _behind(self) -> int:
         return self._read_through() + 1
@@ -306,10 +370,17 @@ class QueueReader:
         row = self._engine.state.tenants.get(tenant)
         return 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
 
-    def _may_remember(self, tenant: str) -> bool:
-        """Return whether a batch of cancels could all be remembered if their jobs are unknown; else they wait."""
+    def _room_to_remember(self, tenant: str) -> int:
+        """Return how many of a tenant's cancels may be read now: all could be of unknown jobs, to be remembered.
+
+        Near the bound, nothing more is read until everything read is folded.
+        """
         row = self._engine.state.tenants.get(tenant)
-        return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
+        room = self._engine.config.tombstones_max - (len(row.tombstones) if row is not None else 0)
+        if room >= AHEAD_MAX + BATCH:
+            return BATCH
+        folded = row.cancel_cursor if row is not None else 0
+        return min(BATCH, room) if self._read.get((tenant, "cancel"), 0) <= folded else 0
 
     def _room_for(self, tenant: str) -> int:
         """Return how many of a tenant's requests may be read now; 0 or less for none.
@@ -336,7 +407,7 @@ class QueueReader:
         while self._engine.waiting > AHEAD_MAX:
             self._room.clear()
             await self._room.wait()
-        room = self._room_for(tenant) if verb == "submit" else BATCH if self._may_remember(tenant) else 0
+        room = self._room_for(tenant) if verb == "submit" else self._room_to_remember(tenant)
         if room <= 0 or self._unburied[tenant] >= UNBURIED_MAX:
             self._held_back.append((tenant, verb))
             return False

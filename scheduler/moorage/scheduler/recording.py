@@ -183,7 +183,7 @@ def _written(event: Event) -> tuple[Any, ...]:
         case FromWorker():
             return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
         case Order():
-            return "order", event.verb, msgspec.to_builtins(event.act), event.announced
+            return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator
         case SnapshotTaken():
             return "snapshot", event.name, event.seq, event.digest
         case PartKept():
@@ -207,7 +207,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
             worker, frame, fresh = rest
             return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)
         case "order":
-            verb, arguments, *announced = rest  # before 0.3.0 without
+            verb, arguments, *announced = rest  # before 0.3.0 without the levels and the operator
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
         case "snapshot":
             return SnapshotTaken(*rest)

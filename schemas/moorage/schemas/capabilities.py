@@ -58,6 +58,8 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"
     gpu_enabled: bool = True  # its jobs may have GPUs
+    users: bool = True  # its jobs may run as any user; else only as the agent's own
+    memory_limit: bool = True  # the host ends a job that takes more memory than it asked for
     #: the keys that it reads of `driver_config.<its name>`, others are refused; null: the driver checks them itself
     config: list[str] | None = None
     #: how an attempt takes another part of its device while it runs, by sharing mode: live, next-attempt or counted. A

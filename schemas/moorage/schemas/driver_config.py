@@ -23,6 +23,8 @@ from moorage.schemas.units import many
 ID_CHARS_MAX: Final = 256
 #: ports of one container
 PORTS_MAX: Final = 16
+#: largest /dev/shm of a container: 4 TiB
+SHM_MIB_MAX: Final = 1 << 22
 #: the keys of a block that list devices: the first is moorage's own word
 DEVICE_KEYS: Final = ("gpu_device_ids", "cdi_devices", "device_ids")
 #: where the interim form of OpenShell's request lists them
@@ -88,6 +90,8 @@ class DockerBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
     ids, ids_are = _ANY_ID, "a CDI name, a uuid or an index"
 
     ports: list[int] | None = None  # the container's own TCP ports that are to be reached from outside of its host
+    #: size of the container's /dev/shm in MiB; null is the worker's setting. It counts as memory of the job
+    shm_mib: int | None = None
 
 
 class PodmanBlock(DockerBlock, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,6 +122,14 @@ BLOCKS: Final[Mapping[str, type[Block]]] = {
     "vm": VmBlock,
     "kubernetes": KubernetesBlock,
 }
+
+
+#: the drivers whose jobs need the image of a container
+_CONTAINERS: Final = ("docker", "podman", "kubernetes")
+#: names of images as engines accept them: any other text could turn the request to the engine into another one
+_IMAGE: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]+)?(?:[/][A-Za-z0-9._-]+)*(?::[A-Za-z0-9._-]+)?(?:@sha256:[0-9a-f]{64})?"
+)
 
 
 class Fault(NamedTuple):
@@ -151,6 +163,19 @@ def takes_image(driver: str) -> bool:
     """Return whether a driver may run an image. For a driver that moorage does not know, this is True."""
     block = BLOCKS.get(driver)
     return block is None or "image" in block.__struct_fields__
+
+
+def image_trouble(driver: str, image: str, field: str) -> Trouble | None:
+    """Return what is wrong with a request's image ("" for none) for a driver that runs containers; None if nothing is,
+    or for another driver. `field` is where the request names it."""
+    if driver not in _CONTAINERS:
+        return None
+    if not image:
+        return Trouble(field, f"a job of the driver {driver} needs an image", "null", "the name of an image")
+    if not _IMAGE.fullmatch(image):
+        allowed = "NAME, NAME:TAG or NAME@sha256:DIGEST"
+        return Trouble(field, "this is not an image name", quoted(image), allowed)
+    return None
 
 
 def takes_ids(driver: str) -> bool:
@@ -191,6 +216,8 @@ def block_fault(driver: str, block: object) -> Fault | None:
             return fault
         if key == "ports" and (fault := _ports_fault(field, value)) is not None:
             return fault
+        if key == "shm_mib" and value is not None and not (type(value) is int and 1 <= value <= SHM_MIB_MAX):
+            return _shape(field, "shm_mib is the size of /dev/shm in MiB", quoted(str(value)), f"1..{SHM_MIB_MAX}")
         if key == "image" and value is not None and not (isinstance(value, str) and value.strip()):
             return _shape(field, "image must name an image", quoted(str(value)), "the name of an image")
     given = [key for key in DEVICE_KEYS if block.get(key) is not None]

@@ -43,7 +43,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "stale-join": ("fleet", "the join number is not above the last one recorded"),
     "release-apart": ("fleet", "the worker's release is more than one minor version away from the scheduler's"),
     "gap": ("fleet", "a numbered frame is missing; send again from the number given"),
-    "not-kept": ("fleet", "this output is not kept, or no longer: the message names the setting that says so"),
+    "not-kept": ("fleet", "the output was never stored or has expired; the message names the retention setting"),
     "worker-lost": ("fleet", "the worker that holds this does not answer; the message says since when it is lost"),
     "overloaded": (
         "moorage",
@@ -58,6 +58,9 @@ ENDED_AS_ASKED: Final = "end"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
+    "not-here": "the workers that refused it lack what it needs: a secret, user, folder, program or image; its `why`"
+    " names that and the workers",
+    "cannot-run": "its request is wrong for every worker of its driver: the message says what to change",
     "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",

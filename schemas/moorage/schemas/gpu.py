@@ -26,7 +26,6 @@ MEMORY_MIB_MAX: Final = 16 * 1024 * 1024
 SHARERS_MAX: Final[dict[str, int]] = {"mps": 8, "time-slice": 4}
 #: an "80 GB" card shows a little more or less than 80e9 bytes; the token is nominal within this tolerance
 NOMINAL_TOLERANCE: Final = 0.02
-PART_CHARS_MAX: Final = 16
 #: behind a number of TFLOPS in a token
 TFLOPS: Final = "tflops"
 
@@ -87,8 +86,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     count: int = 1  # GPUs a replica, 1..64, all of one host
     vendor: str | None = None  # null: nvidia, or any where a model is named; "" is any
-    mode: str | None = None  # native or vm, of Apple's GPUs, for which no driver is built: it waits
-    model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
+    mode: str | None = None  # native or vm; reserved for Apple GPUs, which no driver supports: it waits
+    model: str | list[str] | None = None  # whole words of its name, in any case; `~A10` inside a word, too
     min_memory_mib: int | None = None  # of each GPU
     min_compute_capability: str | None = None  # of each GPU, as NVIDIA counts it: 8.0; other vendors' have none
     #: a MIG slice of this profile, as 1g.10gb, in place of a whole GPU; without it a slice answers only a request that
@@ -120,7 +119,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             if not patterns or len(patterns) > MODELS_MAX:
                 raise ValueError(f"model must name 1..{MODELS_MAX} patterns, found {len(patterns)}")
             for pattern in patterns:
-                if not pattern.strip("= ") or len(pattern) > 64:
+                if not pattern.strip("=~ ") or len(pattern) > 64:
                     raise ValueError(f"model must have patterns of 1..64 characters, found {pattern[:80]!r}")
         if self.time_slice_index is not None:
             if self.sharing != "time-slice":
@@ -258,6 +257,7 @@ def mig_profile(name: str) -> str:
     return profile if is_slice else ""
 
 
+_SUPERCHIP: Final = re.compile(r"\bg[hb]\d")
 #: how well a name answers that has the pattern as a word of its own
 WHOLE_WORDS: Final = 2
 #: answers that are remembered: a fleet has few names, and requests few patterns
@@ -268,64 +268,103 @@ MATCHES_KNOWN: Final = 16_384
 def model_matches(pattern: str, name: str) -> int:
     """Return how well a device name matches a model pattern: 2 as whole words, 1 inside a word, 0 not at all.
 
-    Upper and lower case are the same. `=A10` matches whole words only, so it does not match an A100.
+    Upper and lower case are the same. `A10` matches whole words only, so it does not match an A100; `=A10` is the same.
+    `~A10` matches inside a word, too, but never inside the name of a superchip: the host of a GH200 has another
+    processor architecture than that of an H200.
     """
-    whole_only = pattern.startswith("=")
-    wanted = pattern.lstrip("=").strip().lower()
+    wanted = bare_model(pattern).lower()
     text = name.lower()
     start = text.find(wanted)
     best = 0
     while start >= 0:
         end = start + len(wanted)
-        if (start == 0 or not text[start - 1].isalnum()) and (end == len(text) or not text[end].isalnum()):
+        begins = start == 0 or not text[start - 1].isalnum()
+        if begins and (end == len(text) or not text[end].isalnum()):
             return WHOLE_WORDS
-        best = 1
+        best |= begins or not _SUPERCHIP.search(text, 0, end)
         start = text.find(wanted, start + 1)
-    return 0 if whole_only else best
+    return int(best) if pattern.startswith("~") else 0
+
+
+def bare_model(pattern: str) -> str:
+    """Return a model pattern without the sign that says how it matches."""
+    return pattern.lstrip("=~").strip()
+
+
+def is_superchip(name: str) -> bool:
+    """Return whether a device name is that of a GPU with an Arm processor beside it, such as GH200 or GB200."""
+    return _SUPERCHIP.search(name.lower()) is not None
 
 
 # ---------------------------------------------------------------------------------------------------- the token
 
 _TOKEN: Final = re.compile(
     r"(?:(?P<outer>\d{1,6})x(?=\d+x))?(?:(?P<count>\d{1,6})x)?(?P<models>[^:@]*?)"
-    r"(?::(?P<memory>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[GM]))?"
+    r"(?::(?P<memory>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[A-Za-z]{1,3}))?"
     r"(?:@(?P<sharing>mps|time-slice|exclusive)(?:=(?P<share>[0-9a-zA-Z%,.]+))?)?"
 )
+#: the numbers in front, also with blanks or a large X: `2 X H100` is read as 2xH100
+_IN_FRONT: Final = re.compile(r"(?:\d{1,6} *[xX] *)+")
+_LOOKS_LIKE: Final = "it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%"
+#: what other tools call a number of GPUs: gpu=2, gpus:2
+_GPUS: Final = re.compile(r"gpus?[=:](\d{1,3})", re.IGNORECASE)
+#: as other tools write a count: A100:8
+_COUNT_BEHIND: Final = re.compile(r"(?P<model>[^:@]*[A-Za-z][^:@]*):(?P<count>\d{1,6})(?P<rest>@.*)?")
 
 
 _DIGIT: Final = re.compile("[0-9]")
 #: a count where no token has one, as in xH100 and H100x2; a model that is called so is named with a count: 1xxH100
 _NO_COUNT: Final = re.compile(r"x(?P<model>[A-Za-z]{1,4}\d[0-9A-Za-z]*)")
 _BEHIND: Final = re.compile(r"(?P<model>[A-Za-z]+\d[0-9A-Za-z]*?) ?x ?(?P<count>\d{1,2})")
+_NOMINAL: Final = {"g": 1e9, "gb": 1e9, "gi": float(1 << 30), "gib": float(1 << 30)}
+_EXACT: Final = {"m": float(1 << 20), "mi": float(1 << 20), "mib": float(1 << 20), "mb": 1e6}
 
 
-def nominal_mib(gigabytes: float) -> int:
+def nominal_mib(gigabytes: float, unit: float = 1e9) -> int:
     """Return the least MiB that a device sold with `gigabytes` GB (1e9 bytes) may report: 2 % less than nominal."""
-    return int(gigabytes * 1e9 * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
+    return int(gigabytes * unit * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
 
 
 def parse_token(token: str) -> tuple[int, GpuSpec]:
     """Return the replicas and the `GpuSpec` of a token such as `3x2xH100|A100:80G@mps=50%,4G`. Raises ValueError, which
     names the wrong part.
 
-    `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G` is a nominal size, `:70000M` exact MiB. Without a
-    count, a model must have a digit in its name or be `any`, because a lone word (`lots`, `True`) is hardly ever meant
-    as a model. After `@mps=` or `@time-slice=` stands a share of the compute in percent or as `30tflops`, a share of
-    the memory in G or M, or both.
+    `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G`, `:80GB` and `:80GiB` are nominal sizes, `:70000M`
+    (or `MiB`) exact MiB. Without a count, a model must have a digit in its name or be `any`, because a lone word
+    (`lots`, `True`) is hardly ever meant as a model. After `@mps=` or `@time-slice=` stands a share of the compute in
+    percent or as `30tflops`, a share of the memory in G or M, or both.
     """
     text = token.strip()
     if text.isdigit():  # `--gpu 2` is two GPUs of any model
-        text += "x"
+        text += "xany"
+    if numbers := _IN_FRONT.match(text):
+        text = numbers[0].replace(" ", "").lower() + text[numbers.end() :]
     found = _TOKEN.fullmatch(text)
     mode = re.fullmatch(r"[^@]*@([^=]*)(=.*)?", text)
     if mode is not None and mode[1] not in SHARING_MODES:
         raise ValueError(f"not a GPU token: {token!r}; {mode[1]!r} is not a sharing mode: {', '.join(SHARING_MODES)}")
+    if gpus := _GPUS.fullmatch(text):
+        raise ValueError(f"not a GPU token: {token!r}; did you mean {gpus[1]}")
+    if found is None and (swapped := _COUNT_BEHIND.fullmatch(text)):
+        with_unit = f"{swapped['model']}:{swapped['count']}G{swapped['rest'] or ''}"
+        is_count = not numbers and int(swapped["count"]) <= GPUS_PER_REPLICA_MAX
+        as_count = f"; or a count, in front: {swapped['count']}x{swapped['model']}" if is_count else ""
+        raise ValueError(f"not a GPU token: {token!r}; memory has a unit: {with_unit}{as_count}")
     if not text or found is None:
-        raise ValueError(f"not a GPU token: {token!r}; it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%")
+        raise ValueError(f"not a GPU token: {token!r}; {_LOOKS_LIKE}")
+    if re.fullmatch(r"\d+x(\d+x?)?", text):
+        raise ValueError(f"not a GPU token: {token!r}; a model is missing: {text.rstrip('x')}xany")
     models = [part.strip() for part in found["models"].split("|")] if found["models"] else []
+    if "," in found["models"]:
+        meant = re.sub(r" *, *", "|", text)
+        raise ValueError(f"not a GPU token: {token!r}; alternatives are split by |: did you mean {meant}")
+    if models and re.match(r"\d+x", models[0]):
+        raise ValueError(f"not a GPU token: {token!r}; two numbers are replicas and GPUs of each, as in 3x2xA100")
     if models and (joined := re.match(r"(\d+) *([A-Za-z].*)", models[0])):
-        raise ValueError(f"not a GPU token: {token!r}; an x stands between number and model: {joined[1]}x{joined[2]}")
-    if any(not part for part in models) or any(not re.match(r"[=A-Za-z]", part) for part in models):
+        raise ValueError(f"not a GPU token: {token!r}; did you mean {joined[1]}x{joined[2]}")
+    if any("=" in part.lstrip("=") for part in models):
+        raise ValueError(f"not a GPU token: {token!r}; a model has no =; {_LOOKS_LIKE}")
+    if any(not part for part in models) or any(not re.match(r"[=~A-Za-z]", part) for part in models):
         raise ValueError(f"not a GPU token: {token!r}; a model starts with a letter, alternatives are split by |")
     if not found["count"] and (meant := next(filter(None, map(_misplaced, models)), "")):
         raise ValueError(f"not a GPU token: {token!r}; did you mean {meant}")
@@ -333,7 +372,11 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
         raise ValueError(f"not a GPU token: {token!r} is neither a count nor a model with a number in its name")
     memory = None
     if found["memory"]:
-        memory = nominal_mib(float(found["memory"])) if found["unit"] == "G" else int(float(found["memory"]))
+        unit = found["unit"].lower()
+        if unit not in (*_NOMINAL, *_EXACT):
+            raise ValueError(f"not a GPU token: {token!r}; the unit of memory is G or M, found {found['unit']!r}")
+        size = float(found["memory"])
+        memory = nominal_mib(size, _NOMINAL[unit]) if unit in _NOMINAL else int(size * _EXACT[unit] / (1 << 20))
     share = parse_share(found["share"], token) if found["share"] else None
     sharing: Sharing | None = next((mode for mode in SHARING_MODES if found["sharing"] == mode), None)
     spec = GpuSpec(
@@ -355,6 +398,11 @@ def _misplaced(model: str) -> str:
     return ""
 
 
+#: the bytes of each unit of memory in a token, in lower case: g is 1e9 bytes, m a MiB
+UNITS: Final = _NOMINAL | _EXACT
+_PART_SIZE: Final = re.compile(r"(?P<size>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[A-Za-z]{1,3})")
+
+
 def parse_share(text: str, token: str) -> Share:
     """Return the share that stands after @mps= or @time-slice= in a token. Raises ValueError."""
     percent, memory, tflops = 100, 0, None
@@ -363,8 +411,8 @@ def parse_share(text: str, token: str) -> Share:
             percent = int(part[:-1])
         elif part.endswith(TFLOPS):
             tflops = part.removesuffix(TFLOPS)
-        elif len(part) <= PART_CHARS_MAX and part[-1:] in ("G", "M") and part[:-1].replace(".", "", 1).isdigit():
-            memory = _share_mib(float(part[:-1])) if part[-1] == "G" else int(float(part[:-1]))
+        elif (size := _PART_SIZE.fullmatch(part)) and (unit := size["unit"].lower()) in UNITS:
+            memory = int(float(size["size"]) * UNITS[unit] / (1 << 20))
         else:
             raise ValueError(
                 f"not a share: {part!r} in {token!r}; a share is 50% (or 30tflops) or 4G or both: @mps=50%,4G"

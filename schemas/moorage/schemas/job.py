@@ -9,7 +9,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
-from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, is_id, takes_image
+from moorage.schemas.driver_config import (
+    Fault,
+    canonical_id,
+    check,
+    devices_asked,
+    image_trouble,
+    is_id,
+    takes_image,
+)
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
 from moorage.schemas.trouble import Trouble, quoted
@@ -66,6 +74,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     cpu_milli: int = 0  # 4000 is four cores
     memory_mib: int = 0  # of the host
+    enforce: Literal["advisory", "hard"] = "advisory"  # hard: only on a worker that ends a job which takes more memory
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_milli <= 10**9:
@@ -87,7 +96,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     driver: str = DRIVER_DEFAULT  # what runs it; workers say in hello which drivers they have
     argv: list[str] = []  # the program and its words; no shell reads them
     env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
-    image: str | None = None  # of a container or a virtual machine; `driver_config.<driver>.image` goes before it
+    image: str | None = None  # container or VM image; `driver_config.<driver>.image` overrides it
     #: where it starts: a folder of the worker, absolute, or one below the attempt's own, relative; null is that itself
     cwd: str | None = None
     #: files unpacked into the attempt's folder before it starts: the SHA-256 of their tar file, which is the name of an
@@ -449,7 +458,15 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if run.image is not None and (not run.image.strip() or len(run.image) > WORD_CHARS_MAX or "\0" in run.image):
             return Trouble("run.image", "image must name an image", quoted(run.image), "the name of an image")
         fault = self.driver_fault(None)
-        return None if fault is None else fault.trouble
+        return self.image_trouble if fault is None else fault.trouble
+
+    @property
+    def image_trouble(self) -> Trouble | None:
+        """What is wrong with the image for the job's driver; None if nothing is."""
+        driver = self.workload.driver
+        block = self.blocks.get(driver)
+        named = isinstance(block, dict) and isinstance(block.get("image"), str)
+        return image_trouble(driver, self.image, f"driver_config.{driver}.image" if named else "run.image")
 
     @property
     def _length_trouble(self) -> Trouble | None:

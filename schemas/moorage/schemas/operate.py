@@ -1,6 +1,7 @@
-"""What an operator may ask of jobs, tenants and workers on `moorage.admin.<verb>`, and how it is answered.
+"""What an operator may ask of jobs, tenants and workers on `moorage.admin.<operator>.<verb>`, and how it is answered.
 
-Every act names who asks (`by`) and why, both for the ledger, the job's story and `explain`. Where the state asked for
+Every act says who asks (`by`) and why, both for the ledger, the job's story and `explain`. What is recorded as `by` is
+the operator in the subject; the name that the act gives stands behind it as `said`. Where the state asked for
 exists already, the answer is `"changed": false` and nothing is recorded. Two kinds are no such states: a second
 `requeue` ends the attempt that runs by then, and acts on dead letters are in the scheduler's log, not in the ledger.
 """
@@ -366,10 +367,14 @@ def _check_job(job: str) -> None:
 
 
 class Hold(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A hold of a job or a tenant: by which operator, why, and since which ledger millisecond."""
+    """A hold of a job or a tenant: by which operator, why, and since which ledger millisecond.
+
+    `by` is `operator:NAME` as the key proves, or `operator` without keys; `said` is the name that the caller gave.
+    """
 
     since_ms: int
     by: str = ""
+    said: str = ""
     why: str = ""
 
 
@@ -380,6 +385,7 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     jobs: int = 0
     since_ms: int = 0
     by: str = ""
+    said: str = ""
     why: str = ""
 
 
@@ -393,6 +399,7 @@ class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
     leave_ms: int
     until_ms: int = 0
     by: str = ""
+    said: str = ""
     why: str = ""
 
 
@@ -403,6 +410,7 @@ class Share(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus: int = 0
     since_ms: int = 0
     by: str = ""
+    said: str = ""
     why: str = ""
 
 

@@ -80,6 +80,18 @@ RULES: Final = add(
     "ask the administrator of a worker to list the driver for your tenant in drivers_for, or ask for another driver",
     ends=Ends.NEVER,
 )
+NO_USERS: Final = add(
+    "no-users",
+    "it names a user, and no remaining worker may run jobs of its driver as another user than its own",
+    "leave out --user, or ask an operator for a worker that runs as root and whose folder_dir other users may enter",
+    ends=Ends.NEVER,
+)
+NO_MEMORY_LIMIT: Final = add(
+    "no-memory-limit",
+    "it asks for resources.enforce = hard, and no remaining worker can hold jobs of its driver to their memory",
+    "leave out resources.enforce, or have an operator give a worker the memory controller of its cgroup",
+    ends=Ends.NEVER,
+)
 LABEL: Final = add(
     "label",
     "no remaining worker has all the labels that it requires",
@@ -182,6 +194,12 @@ CLOSED: Final = add(
     "the workers that could run it are cordoned, draining, stale, lost or kept for local claims",
     "moorage fleet shows the state of each worker; moorage uncordon WORKER opens one that is cordoned or draining",
     ends=Ends.BY_ACT,
+    cures=_REQUEST,
+)
+STARTS_FAIL: Final = add(
+    "starts-fail",
+    "jobs failed to start on the workers that could run it, so these get none for a while",
+    "moorage fleet shows why; mend that, then moorage uncordon WORKER opens the worker at once",
     cures=_REQUEST,
 )
 BUSY: Final = add(

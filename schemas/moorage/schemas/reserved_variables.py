@@ -22,7 +22,10 @@ RESERVED: Final = frozenset(
         *MPS_DIRECTORIES,
     }
 )
-RESERVED_PREFIX: Final = "MOORAGE_"
+#: `NVIDIA_`: NVIDIA's container toolkit mounts more devices by some of them (NVIDIA_IMEX_CHANNELS, NVIDIA_GDS)
+RESERVED_PREFIXES: Final = ("MOORAGE_", "NVIDIA_")
+#: CUDA's libraries read it, the toolkit does not: it says how numbers are rounded
+NOT_RESERVED: Final = frozenset({"NVIDIA_TF32_OVERRIDE"})
 #: names that a gang's replicas get, so that they find each other
 OF_GANGS: Final = frozenset({"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 #: code of the warning about them
@@ -32,7 +35,7 @@ _NAMED_MAX: Final = 8
 
 def is_reserved(name: str) -> bool:
     """Return whether a request cannot set this variable, whatever else it asks for."""
-    return name in RESERVED or name.startswith(RESERVED_PREFIX)
+    return name in RESERVED or (name.startswith(RESERVED_PREFIXES) and name not in NOT_RESERVED)
 
 
 def warning_of(names: Iterable[str], *, gang: bool) -> str:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, get_args
 
+from moorage.schemas.actors import NO_OPERATOR
+from moorage.schemas.names import is_worker
 from moorage.schemas.subjects import SubjectRow, Subjects
 
 Role = Literal["submitter", "operator", "observer", "worker", "scheduler"]
@@ -61,6 +63,12 @@ def names(cell: str) -> set[str]:
 def inbox(role: Role, name: str) -> str:
     """Return the inbox prefix of one user, for its nats context. No other user may subscribe below it."""
     return f"{INBOX}.{role}.{name}"
+
+
+def operator_of(inbox_prefix: str) -> str:
+    """Return the operator's name in an inbox prefix of the form of `inbox`; `_` for any other prefix."""
+    name = inbox_prefix.removeprefix(f"{INBOX}.operator.")
+    return name if name != inbox_prefix and is_worker(name) else NO_OPERATOR
 
 
 def rights(
@@ -124,7 +132,7 @@ def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:
 
 def _filled(row: SubjectRow, role: Role, name: str) -> str:
     """Return a subject of the table with the user's name in its place, and `*` in the other places."""
-    mine = {"submitter": "<tenant>", "worker": "<worker>"}.get(role)
+    mine = {"submitter": "<tenant>", "worker": "<worker>", "operator": "<operator>"}.get(role)
     return _PLACE.sub("*", row.subject.replace(mine, name) if mine else row.subject)
 
 
@@ -132,7 +140,7 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
     """Return whether a question on the subject `asked` may be answered on `reply`, which the asker chose.
 
     Subjects of moorage and of the server (`$JS`, `$SYS`, `$O` and the like) are no reply subjects. An inbox of the form
-    of `inbox` must belong to a user who may ask on this subject: a submitter of that tenant, that worker, or an
+    of `inbox` must belong to a user who may ask on this subject: a submitter of that tenant, that worker, or that
     operator. Other inboxes belong to anybody, as on servers without these permissions.
     """
     if reply.startswith("$") or (reply.startswith(prefix) and reply[len(prefix) : len(prefix) + 1] in (".", "")):
@@ -148,4 +156,4 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
         return (parts[1] == "submitter" and parts[2] == owner) or (parts[1] == "operator" and verb in OPERATOR_READS)
     if room == "worker":
         return parts[1] == "worker" and parts[2] == owner
-    return parts[1] == "operator"
+    return parts[1] == "operator" and (room != "admin" or not verb or parts[2] == owner)

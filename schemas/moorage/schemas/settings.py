@@ -497,7 +497,7 @@ def _meta_of(kind: Any) -> msgspec.Meta | None:
 
 def _decode(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str) and value:
-        return Path(value).expanduser()
+        return Path(value).expanduser().absolute()  # a supervisor, say, has another current folder
     raise ValueError("write a path as text")
 
 

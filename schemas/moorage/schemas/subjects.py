@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from moorage.schemas.actors import NO_OPERATOR
+
 PREFIX_DEFAULT: Final = "moorage"
 #: stands for a job in the subject of the results of all jobs of a tenant; no job can have this id
 ALL_JOBS: Final = "~"
@@ -36,7 +38,7 @@ WORKER_VERBS: Final = ("join", "renew", "fact")
 
 
 class SubjectRow(NamedTuple):
-    """A row of the table of subjects. `kind` is answered, asked, durable, said, `said, public` or ledger."""
+    """A row of the table of subjects. `kind` is answered, asked, durable, broadcast, `broadcast, public` or ledger."""
 
     subject: str
     kind: str
@@ -51,7 +53,8 @@ class Subjects:
     def __init__(self, prefix: str = PREFIX_DEFAULT) -> None:
         self.prefix = prefix
         self.api_all = f"{prefix}.api.*.*"
-        self.admin_all = f"{prefix}.admin.*"
+        self.admin_all = f"{prefix}.admin.*.*"
+        self.admin_unnamed_all = f"{prefix}.admin.*"  # of clients of 0.2
         self.request_all = f"{prefix}.request.>"
         self.worker_join_all = f"{prefix}.worker.*.join"
         self.worker_renew_all = f"{prefix}.worker.*.renew"
@@ -81,8 +84,9 @@ class Subjects:
     def api(self, tenant: str, verb: str) -> str:
         return f"{self.prefix}.api.{tenant}.{verb}"
 
-    def admin(self, verb: str) -> str:
-        return f"{self.prefix}.admin.{verb}"
+    def admin(self, verb: str, operator: str = NO_OPERATOR) -> str:
+        """Return an operator's subject; `operator` is the name in its key, `_` where there are no keys."""
+        return f"{self.prefix}.admin.{operator}.{verb}"
 
     def request(self, tenant: str, verb: str) -> str:
         """Return the durable queue's subject; `verb` is submit or cancel."""
@@ -145,9 +149,18 @@ class Subjects:
             SubjectRow(f"{p}.api.<tenant>.<verb>", "answered", "submitter", "leader", ", ".join(API_VERBS)),
             SubjectRow(f"{p}.request.<tenant>.submit", "durable", "submitter", "leader", "requests while nobody leads"),
             SubjectRow(f"{p}.request.<tenant>.cancel", "durable", "submitter", "leader", "cancels while nobody leads"),
-            SubjectRow(f"{p}.admin.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
-            SubjectRow(f"{p}.events.<tenant>", "said", "leader", "tenant, operators", "one frame a tick"),
-            SubjectRow(f"{p}.event.<tenant>.<job>", "said", "leader", "tenant, operators", "one event a job and tick"),
+            SubjectRow(f"{p}.admin.<operator>.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
+            SubjectRow(
+                f"{p}.admin.<verb>",
+                "answered",
+                "clients of 0.2",
+                "leader",
+                "the same; no key allows it, `by` is unverified",
+            ),
+            SubjectRow(f"{p}.events.<tenant>", "broadcast", "leader", "tenant, operators", "one frame a tick"),
+            SubjectRow(
+                f"{p}.event.<tenant>.<job>", "broadcast", "leader", "tenant, operators", "one event a job and tick"
+            ),
             SubjectRow(
                 f"{p}.history.<tenant>",
                 "durable",
@@ -157,24 +170,30 @@ class Subjects:
             ),
             SubjectRow(
                 f"{p}.log.<tenant>.<job>.<replica>",
-                "said",
+                "broadcast",
                 "worker",
                 "tenant",
                 "output as it comes; `~` for a job: results",
             ),
-            SubjectRow(f"{p}.hello.<worker>", "said, public", "worker", "observers, scheduler", "what a worker is"),
-            SubjectRow(f"{p}.load.<worker>", "said, public", "worker", "observers, scheduler", "how busy it is"),
-            SubjectRow(f"{p}.fleet.frame", "said, public", "leader", "observers", "the whole fleet in one frame"),
-            SubjectRow(f"{p}.fleet.rollcall", "said, public", "leader", "workers", "say hello and renew, now"),
             SubjectRow(
-                f"{p}.fleet.standing", "said, public", "schedulers", "leader, observers", "who leads, who waits"
+                f"{p}.hello.<worker>", "broadcast, public", "worker", "observers, scheduler", "what a worker is"
             ),
-            SubjectRow(f"{p}.fleet.look", "said, public", "leader", "workers", "an audit: look at your devices, now"),
-            SubjectRow(f"{p}.worker.<worker>.looked", "said", "that worker", "leader", "what no lease explains"),
+            SubjectRow(
+                f"{p}.load.<worker>", "broadcast, public", "worker", "observers, scheduler", "load of the worker"
+            ),
+            SubjectRow(f"{p}.fleet.frame", "broadcast, public", "leader", "observers", "the whole fleet in one frame"),
+            SubjectRow(f"{p}.fleet.rollcall", "broadcast, public", "leader", "workers", "say hello and renew, now"),
+            SubjectRow(
+                f"{p}.fleet.standing", "broadcast, public", "schedulers", "leader, observers", "who leads, who waits"
+            ),
+            SubjectRow(
+                f"{p}.fleet.look", "broadcast, public", "leader", "workers", "an audit: look at your devices, now"
+            ),
+            SubjectRow(f"{p}.worker.<worker>.looked", "broadcast", "that worker", "leader", "what no lease explains"),
             SubjectRow(f"{p}.worker.<worker>.join", "answered", "that worker", "leader", "a new lease session"),
             SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),
             SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to members"),
-            SubjectRow(f"{p}.worker.<worker>.wanted", "said", "leader", "that worker", "place, start, end"),
+            SubjectRow(f"{p}.worker.<worker>.wanted", "broadcast", "leader", "that worker", "place, start, end"),
             SubjectRow(f"{p}.worker.<worker>.logs", "asked", "leader", "that worker", "a page of output that it keeps"),
             SubjectRow(f"{p}.dlq.<tenant>", "durable", "leader", "operators", "queued requests that could not be read"),
             SubjectRow(

@@ -151,6 +151,19 @@ class CgroupFolder:
         return True
 
 
+def controllers_below(folder: Path) -> tuple[str, ...]:
+    """Return those of cpu and memory that groups below this one can be limited by, as it is now; changes nothing.
+
+    The root of the hierarchy gives its groups every controller that it has, once a worker asks for it.
+    """
+    try:
+        is_root = not (folder / "cgroup.type").exists()
+        given = _read(str(folder / ("cgroup.controllers" if is_root else "cgroup.subtree_control"))).split()
+    except OSError:
+        return ()
+    return tuple(name for name in ("cpu", "memory") if name in given)
+
+
 class CgroupBase(CgroupFolder):
     """The supervisor's own group, below which each member gets one."""
 
@@ -207,6 +220,8 @@ class CgroupBase(CgroupFolder):
             if not folder.remove():
                 raise
             os.mkdir(folder.path, 0o755)
+        # out of memory, all processes of a member die: what waits for a killed one (a rank's peers) would wait for ever
+        self._limit(folder, "memory", "memory.oom.group", "1")
         return folder, self.limit(folder, cpu_milli, memory_bytes)
 
     def limit(self, folder: CgroupFolder, cpu_milli: int | None, memory_bytes: int | None) -> list[str]:
@@ -214,9 +229,17 @@ class CgroupBase(CgroupFolder):
         ignored: list[str] = []
         if cpu_milli is not None and not self._limit(folder, "cpu", "cpu.max", _cpu_max(cpu_milli)):
             ignored.append("cpu_milli")
-        if memory_bytes is not None and not self._limit(folder, "memory", "memory.max", str(memory_bytes)):
+        if memory_bytes is not None and not self._limit_memory(folder, memory_bytes):
             ignored.append("memory_bytes")
         return ignored
+
+    def _limit_memory(self, folder: CgroupFolder, memory_bytes: int) -> bool:
+        """Limit a member's memory without swap: with swap a job beyond its limit would slow the whole host down."""
+        if not self._limit(folder, "memory", "memory.max", str(memory_bytes)):
+            return False
+        # a kernel that does not count swap has no such file
+        has_file = os.path.exists(f"{folder.path}/memory.swap.max")
+        return not has_file or self._limit(folder, "memory", "memory.swap.max", "0")
 
     def _limit(self, folder: CgroupFolder, controller: str, file: str, value: str) -> bool:
         if controller not in self.controllers:

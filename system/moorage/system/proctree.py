@@ -37,6 +37,7 @@ class Process:
 
     pid: int
     parent: int
+    group: int
     session: int
     state: str
     start_ticks: int
@@ -85,6 +86,7 @@ def read_process(pid: int) -> Process | None:
     return Process(
         pid=pid,
         parent=int(fields[1]),
+        group=int(fields[2]),
         session=int(fields[3]),
         state=fields[0].decode("ascii"),
         start_ticks=int(fields[19]),
@@ -226,7 +228,7 @@ def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
     for process in all_processes():
         if process.dead or process.kernel_thread or process.pid == os.getpid():
             continue
-        if own_uid != 0 and _uid(process.pid) != own_uid:
+        if own_uid != 0 and uid_of(process.pid) != own_uid:
             continue
         try:
             environ = read_environ(process.pid)
@@ -246,7 +248,8 @@ def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
     return found
 
 
-def _uid(pid: int) -> int | None:
+def uid_of(pid: int) -> int | None:
+    """Return the effective uid of a process; None if it is gone."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:

@@ -30,11 +30,13 @@ from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
+from moorage.worker.environment import LacksHere, not_here
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.lease_session import NEVER_S
+from moorage.worker.lost_members import LostMembers
 from moorage.worker.member_claims import MemberClaims, check_named
 from moorage.worker.member_messages import (
     AnswerRefused,
@@ -82,7 +84,7 @@ from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.mps.clients import MpsClients
 from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.output_reader import OutputReader
-from moorage.worker.policy import Policy
+from moorage.worker.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.pool import GpuPool, SlotsRefused
 from moorage.worker.rendezvous import Rendezvous
 from moorage.worker.reporter import Reporter
@@ -170,9 +172,10 @@ class Agent:
             settings.guard_grace_s if settings.guard else None,
         )  # fmt: skip
         self.watch.explained = self.guard.explained
+        self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session)
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
-            self.members.held,
+            self.members.held, self.lost,
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
@@ -186,8 +189,9 @@ class Agent:
         self.queue: deque[Event | Delivery | _Answer] = deque()
         self.left = asyncio.Event()
         self.where = ""  # the server's address without secrets, for the log
-        #: called with True when an operator begins to drain this worker, and with False when the drain is cancelled
-        self.on_draining: Callable[[bool], None] = lambda draining: None
+        #: called with True and the seconds until its deadline (None: it has none) when an operator begins to drain this
+        #: worker or moves the deadline, and with False when the drain is cancelled
+        self.on_draining: Callable[[bool, float | None], None] = lambda draining, within_s: None
         #: called when another worker has this worker's id and keeps it
         self.on_given_up: Callable[[Problem], None] = lambda problem: None
         self._strays: dict[MemberName, Driver] = {}
@@ -215,7 +219,7 @@ class Agent:
             SetFence: self._set_fence,
             SayHello: lambda command: self.reporter.say_hello(),
             GiveUp: lambda command: self.on_given_up(command.problem),
-            Draining: lambda command: self.on_draining(command.draining),
+            Draining: lambda command: self.on_draining(command.draining, command.within_s),
             Well: self._on_well,
             SendGoodbye: self.leader.send_goodbye,
             Log: self.say,
@@ -235,6 +239,7 @@ class Agent:
         await self.reporter.open()
         self._is_open = True
         self.spawn(self.guard.run())
+        self.spawn(self.lost.run())
         self.host.wake(self)
 
     async def close(self) -> None:
@@ -418,6 +423,7 @@ class Agent:
     def _try_claim(self, command: TryClaim) -> None:
         granted: list[tuple[Member, str]] = []
         refused: list[tuple[Member, str]] = []
+        lacking: list[tuple[Member, str]] = []
         places: list[Place] = []
         room = self._room_of_drivers(command.members)
         is_in_place = self.journal.is_in_place()
@@ -436,6 +442,9 @@ class Agent:
             except SlotsRefused as no:
                 refused.append((member, f"{no.reason} {','.join(map(str, no.slots))}"))
                 continue
+            except LacksHere as no:
+                lacking.append((member, not_here(no)))
+                continue
             except MoorageError as no:
                 refused.append((member, no.problem.message))
                 continue
@@ -446,7 +455,7 @@ class Agent:
                 places.append(member.place)
         if places:
             self.journal.placed(places)
-        self._execute(self.members.handle(Claims(granted, refused), self.host.now()))
+        self._execute(self.members.handle(Claims(granted, refused, lacking), self.host.now()))
 
     def _room_of_drivers(self, asked: Sequence[Member]) -> dict[str, int]:
         """Return how many more members each driver with a limit may take, before it takes the `asked` ones."""
@@ -471,6 +480,8 @@ class Agent:
             driver.check_block(member.request)
             driver.read_config(member.request)
             driver.check(member.request.active_alone)
+        except LacksHere:
+            raise
         except Refused as no:
             if no.problem.fault != "caller":
                 raise
@@ -488,6 +499,8 @@ class Agent:
         self.journal.live(command.ledger)
         if self.where:
             log.info("joined as %s, %s, at %s", self.worker, many(len(self.devices), "GPU"), self.where)
+            if self.policy.leaves_root_open and not self.inventory.simulated:
+                log.warning("%s: %s; %s", self.worker, ROOT_OPEN, ROOT_FIX)
 
     def _on_well(self, command: Well) -> None:
         slots = self.watch.well(command.slots, command.n, self.host.now())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -27,7 +28,7 @@ import msgspec
 
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
-from moorage.worker.environment import HostAtFault
+from moorage.worker.environment import HostAtFault, LacksHere
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
 from moorage.worker.supervisor.child import StartRefused, resolve_user
@@ -44,6 +45,8 @@ AT_ONCE: Final = 500
 #: prefix of the `why` of an attempt that was ended because of its folder's size
 DISK: Final = "disk"
 _GRACE_S: Final = 10.0
+#: errors for which a folder cannot be made now, and may be later
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EMLINK)
 #: suffix of a file next to a folder, with the patterns of the files to store
 _KEEP: Final = ".keep"
 _KIB: Final = 1024
@@ -66,6 +69,19 @@ class FolderUnavailable(HostAtFault):
 
     def __init__(self, why: str, next_step: str = "") -> None:
         super().__init__(f"no folder for the job: {why}", next_step=next_step)
+
+
+class NoFolder(LacksHere):
+    """This host cannot give a user, or any job, a folder."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no folder for the job: {why}", next_step="see folder_dir")
+
+
+def _no_folder(path: str, error: OSError) -> FolderUnavailable | NoFolder:
+    """Return the fault for a folder that could not be made or given: want of room passes, anything else stays."""
+    why = f"{path}: {error.strerror or error}"
+    return FolderUnavailable(why, "see folder_dir") if error.errno in _NO_ROOM else NoFolder(why)
 
 
 class AttemptFolders:
@@ -103,7 +119,8 @@ class AttemptFolders:
     def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
-        The agent owns it until `give`. `keep` are the patterns of the files to store. Raises FolderUnavailable.
+        The agent owns it until `give`. `keep` are the patterns of the files to store. Raises FolderUnavailable,
+        NoFolder.
         """
         path = self.path(name)
         for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: they would be removed
@@ -114,7 +131,7 @@ class AttemptFolders:
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(keep))
                 self._keep[name] = list(keep)
         except OSError as error:
-            raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
+            raise _no_folder(path, error) from None
         self._living[name] = grace_s
         return path
 
@@ -128,8 +145,19 @@ class AttemptFolders:
             _remove([path])
             os.mkdir(path, _MODE)
 
+    def lets_users(self) -> bool:
+        """Return whether jobs of other users than the agent's own can reach their folders, or can be let do so."""
+        ours = self._state if self._own else self.root
+        above = [each for each in (self.root, *self.root.parents) if not each.is_relative_to(ours)]
+        try:
+            return all(each.stat().st_mode & stat.S_IXOTH for each in above)
+        except OSError:
+            return False
+
     def give(self, name: MemberName, user: str | None) -> None:
-        """Give the folder to the user that runs the attempt, and let that user reach it. Raises FolderUnavailable.
+        """Give the folder to the user that runs the attempt, and let that user reach it.
+
+        Raises FolderUnavailable, NoFolder.
 
         Does nothing for the agent's own user (None, too) and for an unknown user.
         """
@@ -142,10 +170,10 @@ class AttemptFolders:
                 let_pass(self.root, self._state if self._own else self.root)
                 self._is_passable = True
         except OSError as error:
-            raise FolderUnavailable(f"{self.path(name)}: {error.strerror or error}", "see folder_dir") from None
+            raise _no_folder(self.path(name), error) from None
 
     def give_to_container(self, name: MemberName, ids: tuple[int, int]) -> None:
-        """Give the folder to this user of a container. Raises FolderUnavailable.
+        """Give the folder to this user of a container. Raises FolderUnavailable, NoFolder.
 
         If the agent is not root, its engine is rootless and maps users to other numbers: then every user may write.
         """
@@ -156,7 +184,7 @@ class AttemptFolders:
             else:
                 os.chmod(path, 0o777)
         except OSError as error:
-            raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
+            raise _no_folder(path, error) from None
 
     def over(self, name: MemberName) -> None:
         """Record that nothing of this attempt runs any more: its folder is removed now if it is empty, else later.
@@ -251,17 +279,14 @@ class AttemptFolders:
 def let_pass(folder: Path, ours: Path) -> None:
     """Let other users reach a folder. Only folders at or below `ours` may be changed.
 
-    Raises FolderUnavailable, OSError.
+    Raises NoFolder, OSError.
     """
     for each in (folder, *folder.parents):
         about = each.stat()
         if about.st_mode & stat.S_IXOTH:
             continue
         if not each.is_relative_to(ours) or about.st_uid != os.geteuid():
-            raise FolderUnavailable(
-                f"{each} lets no other user enter",
-                "name another folder_dir, or let users enter: chmod o+x",
-            )
+            raise NoFolder(f"{each} lets no other user enter: name another folder_dir, or let users enter (chmod o+x)")
         os.chmod(each, stat.S_IMODE(about.st_mode) | (_PASSAGE & ~_MODE))
 
 

@@ -16,16 +16,18 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.errors import MoorageError, Refused, problem
-from moorage.schemas.frames import Device
+from moorage.schemas.frames import ABOUT_THE_JOB, NOT_HERE, START_FAILED, Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES, RESERVED, is_reserved
 
 #: where an operator's MPS daemon keeps its sockets and logs, unless the request names other directories
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
-#: the prefix of an attempt's `why` if it did not start
-START_FAILED: Final = "start-failed"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+#: Every driver of processes and containers sets it unless the request does: Python's prints are seen as they come, and
+#: those of a program that is killed are not lost.
+UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
 
 #: the variable that names the network interface, by backend of the gang; other backends have none
 _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
@@ -40,8 +42,8 @@ _TF_SOURCES: Final = {
 
 
 def start_failed(why: str) -> str:
-    """Return why an attempt did not start, with the prefix of such reasons."""
-    return why if why.startswith(START_FAILED) else f"{START_FAILED}: {why}"
+    """Return why an attempt did not start, with the prefix of such reasons, unless it says whose fault it is."""
+    return why if why.startswith((START_FAILED, *ABOUT_THE_JOB)) else f"{START_FAILED}: {why}"
 
 
 def without_prefix(error: MoorageError) -> str:
@@ -55,6 +57,26 @@ class HostAtFault(Refused):
     def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
         told = problem("failed-precondition", f"{START_FAILED}: {why}", found=found, next=next_step)
         super().__init__(msgspec.structs.replace(told, fault="fleet"))
+
+
+class LacksHere(Refused):
+    """This host lacks something that an attempt needs: a secret, user, folder, program or image.
+
+    The job goes to another host, at no cost, and ends if enough hosts lack it.
+    """
+
+    def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
+        super().__init__(problem("failed-precondition", why, found=found, next=next_step))
+
+
+def not_here(error: MoorageError) -> str:
+    """Return the reason of a refusal with which the job goes to another host; "" if the job itself is at fault.
+
+    This host lacks what the job needs, or its own rules do not let the job have it.
+    """
+    if isinstance(error, LacksHere) or error.problem.code == "not-permitted":
+        return f"{NOT_HERE}{error.problem.message}"
+    return ""
 
 
 class SharingUnavailable(HostAtFault):
@@ -139,7 +161,7 @@ def device_environment(
     SharingUnavailable if an MPS directory is missing, if the time-slicing file is not a regular file, or if the lease
     is not of the device that `time_slice_index` names. With `simulated` no directory and no file is checked, since
     simulated workers have no daemons. With `has_own_mps` the worker runs the MPS daemons, and `ManagedMps.join` gives
-    their variables.
+    their variables; else the share of each device is set as the limits of a client of the operator's daemon.
     """
     environment = JobEnvironment(
         MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
@@ -147,7 +169,7 @@ def device_environment(
         **_visible_devices(devices),
     )
     if devices and mode == "mps" and not has_own_mps:
-        environment.update(_mps_directories(spec, must_exist=not simulated))
+        environment.update(_mps_directories(spec, must_exist=not simulated) | _mps_limits(spec, len(devices)))
     if devices and mode == "time-slice":
         _check_time_slice(spec, devices, must_exist=not simulated)
     return environment
@@ -207,6 +229,19 @@ def _mps_directories(spec: GpuSpec, *, must_exist: bool) -> dict[str, str]:
     return dict(zip(MPS_DIRECTORIES, (pipes, logs), strict=True))
 
 
+def _mps_limits(spec: GpuSpec, gpus: int) -> dict[str, str]:
+    """Return the variables that keep each process to its share: a client counts its own devices from 0.
+
+    They can only lower the limits of the operator's daemon.
+    """
+    share, limits = spec.share, {}
+    if share is not None and share.memory_mib:
+        limits["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{at}={share.memory_mib}M" for at in range(gpus))
+    if share is not None and share.compute_percent < 100:
+        limits["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.compute_percent)
+    return limits
+
+
 def _check_time_slice(spec: GpuSpec, devices: Sequence[Device], *, must_exist: bool) -> None:
     wanted = spec.time_slice_index
     if wanted is not None and [device.index for device in devices] != [wanted]:
@@ -260,7 +295,7 @@ def process_environment(
     `HOME` is the attempt's own `folder`; without one the job user's home, or `cwd`, or `/`. Secrets in `requested` are
     resolved already.
     """
-    base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8"}
+    base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8", **UNBUFFERED}
     return JobEnvironment(apply_tf_paths({**base, **lay_over(requested, ours)}))
 
 

@@ -143,10 +143,11 @@ MASTER_PORT_DEFAULT: Final = 29500
 
 class Claims(msgspec.Struct, frozen=True):
     """Answer `TryClaim` for the pool: `granted` has each member with its rendezvous `address:port` or "", `refused`
-    has each member with the reason."""
+    has each member with the reason, and `lacking` those for which this host lacks something that they need."""
 
     granted: list[tuple[Member, str]]
     refused: list[tuple[Member, str]]
+    lacking: list[tuple[Member, str]] = []
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -171,10 +172,12 @@ class StartFailed(msgspec.Struct, frozen=True):
 class NotStarted(msgspec.Struct, frozen=True):
     """Report members that this host could not start: (name, the reason in one line). They are refused, not failed.
 
-    Nothing of them runs.
+    The reason may begin with a word of `ABOUT_THE_JOB` that says what is at fault; `code` is then the exit code that
+    the job gets if no host can start it (126 or 127 as of a shell). Nothing of them runs.
     """
 
     items: list[tuple[MemberName, str]]
+    code: int = 0
 
 
 class Stuck(msgspec.Struct, frozen=True):
@@ -457,9 +460,13 @@ class SayHello(msgspec.Struct, frozen=True):
 
 
 class Draining(msgspec.Struct, frozen=True):
-    """An operator began to drain this worker, or cancelled the drain."""
+    """An operator began to drain this worker, moved the drain's deadline, or cancelled the drain.
+
+    `within_s` is the time that is left; None: the drain has no deadline.
+    """
 
     draining: bool
+    within_s: float | None = None
 
 
 class Well(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from moorage.system.cgroup import own_path
-from moorage.system.proctree import MARK_NAMES, read_environ, read_process
+from moorage.system.proctree import MARK_NAMES, read_environ, read_process, uid_of
 from moorage.worker.member_messages import MemberName
 
 #: a longer chain of parents can only come from pids that were reused meanwhile
@@ -46,11 +46,12 @@ class MemberProcesses:
             return found
         groups = self._own_groups(supervisor)
         for pid in pids:
-            name = _by_group(pid, groups) or self._by_ancestors(pid) or self._by_marks(pid)
-            if name is not None:
+            name = _by_group(pid, groups) or self._by_ancestors(pid)
+            # what members leave descends from the supervisor; any process can have marks, so they prove nothing alone
+            if name is None and supervisor in _ancestors(pid)[1:]:
+                found[pid] = self._by_marks(pid)
+            elif name is not None:
                 found[pid] = name
-            elif supervisor in _ancestors(pid)[1:]:
-                found[pid] = None
         return found
 
     def _own_groups(self, supervisor: int) -> dict[str, MemberName]:
@@ -75,10 +76,13 @@ class MemberProcesses:
             environ = dict(entry.split(b"=", 1) for entry in read_environ(pid) or () if b"=" in entry)
             tenant, job, *numbers = (environ[os.fsencode(mark)].decode() for mark in MARK_NAMES)
             replica, attempt, fence = map(int, numbers)
-        except (PermissionError, KeyError, ValueError):  # another user's process, no marks, or forged ones
+        except (PermissionError, KeyError, ValueError):  # another user's process, no marks, or no numbers in them
             return None
         name = (tenant, job, replica, attempt, fence)
-        return name if name in self._pids else None
+        if name not in self._pids:
+            return None
+        # any process can carry the marks of another user's member, and that member would pay for what it uses
+        return name if uid_of(pid) == uid_of(self._pids[name]) is not None else None
 
 
 def _by_group(pid: int, groups: Mapping[str, MemberName]) -> MemberName | None:

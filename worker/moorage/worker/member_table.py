@@ -89,6 +89,8 @@ LOST: Final = "lost"
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end was not observed
 CODE_LOST: Final = -9
+#: the exit code of a command that turned out to be none that this host can start
+CODE_CANNOT_START: Final = 126
 _read_request: Final = RequestCache().read
 
 
@@ -193,6 +195,9 @@ class MemberTable:
         for member, why in claims.refused:
             self._unhold(member)
             self._refuse(member.name, why)
+        for member, why in claims.lacking:
+            self._unhold(member)
+            self.tombstones.report(member.name, "refused", CODE_CANNOT_START, why[:DETAIL_CHARS_MAX])
         for driver, members in to_start.items():
             self.commands.append(StartMembers(driver, members))
 
@@ -419,11 +424,14 @@ class MemberTable:
         """Report these members as refused: the leader places them again, and this costs no retry."""
         for name, why in event.items:
             member = self.held.get(name)
+            if member is not None and member.phase == "running":  # its start was reported before it failed after all
+                self._exited(name, event.code or CODE_CANNOT_START, why)
+                continue
             if member is None or member.phase not in ("starting", "ending"):
                 self.dropped["end-of-nothing"] += 1
                 continue
             self.commands.append(Release([member]))
-            self._remove(member, "refused", 0, start_failed(why)[:DETAIL_CHARS_MAX])
+            self._remove(member, "refused", event.code, start_failed(why)[:DETAIL_CHARS_MAX])
 
     def _exited(self, name: MemberName, code: int, reason: str) -> None:
         member = self.held.get(name)
@@ -470,7 +478,7 @@ class MemberTable:
             if phase == "exited":
                 self._exited(member.name, code, detail)
             elif phase == "refused":
-                self.on_not_started(NotStarted([(member.name, detail)]))
+                self.on_not_started(NotStarted([(member.name, detail)], code))
         for name in event.withdrawn:
             self.tombstones.report(name, "withdrawn", 0, "never started")
         for guest in guests.unfounded(list(self.held.values())):

@@ -70,6 +70,8 @@ from moorage.worker.member_messages import (
 from moorage.worker.member_table import Defect, MemberTable
 from moorage.worker.tombstones import TOMBSTONES_MAX
 
+#: a drain's deadline that seems to move by less than this has not moved: renewals take a while
+DRAIN_MOVED_S: Final = 5.0
 #: if an id is refused for this many times the leader's wait, another living worker has it
 ID_FREE_AFTER: Final = 2
 
@@ -95,6 +97,7 @@ class Members:
         self.outbox = self.table.outbox
         self.dropped = self.table.dropped
         self.draining = False
+        self._leave_at_s = NEVER_S  # the deadline of the drain
         self._join_facts: list[Fact] = []
         self._join_holding: list[Held] = []
         self._leaving = False
@@ -209,9 +212,13 @@ class Members:
             self.session.renewed(frame.n)
             self.session.level = frame.level
             self._set_fence()
-            if frame.draining != self.draining:
-                self.draining = frame.draining
-                self._commands.append(Draining(frame.draining))
+            leave_at_s = self._now + frame.drain_s if frame.drain_s is not None else NEVER_S
+            is_moved = (
+                frame.draining and abs(leave_at_s - self._leave_at_s) > DRAIN_MOVED_S
+            )  # two NEVER_S differ by nan
+            if frame.draining != self.draining or is_moved:
+                self.draining, self._leave_at_s = frame.draining, leave_at_s
+                self._commands.append(Draining(frame.draining, frame.drain_s))
         else:
             self._drop("answer-not-awaited")
 

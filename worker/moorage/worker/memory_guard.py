@@ -15,7 +15,7 @@ from typing import Final
 
 from moorage.schemas.capabilities import ADVISORY, WHOLE, Enforced
 from moorage.schemas.frames import Device
-from moorage.system.proctree import Process, kill_process, read_process, sees_all_pids
+from moorage.system.proctree import kill_process, read_process, sees_all_pids
 from moorage.worker.drivers.base import Driver
 from moorage.worker.inventory.base import HeldUnknown, Inventory
 from moorage.worker.member_messages import HelloChanged, Log, Member, MemberName, OverGrant
@@ -217,8 +217,8 @@ class MemoryGuard:
         """Kill a job's process that hides its member and uses memory of a shared device: it alone ends."""
         self._shell.say(Log("warning", "hidden-process", f"pid {pid} hides its member, on a shared GPU: killed"))
         process = read_process(pid)
-        if process is not None:
-            kill_process(Process(pid, process.parent, process.session, process.state, ticks, False))
+        if process is not None and process.start_ticks == ticks:
+            kill_process(process)
 
     # ------------------------------------------------------------------------------------------------- its own health
 

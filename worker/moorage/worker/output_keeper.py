@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.schemas.frames.output import StreamName
+from moorage.schemas.frames.output import LogStream
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
 from moorage.worker.output_pages import read_page
 from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, OUTPUT_MEMBERS_DEFAULT
-from moorage.worker.supervisor.output import member_digest, output_path
+from moorage.worker.supervisor.output import member_digest, order_path, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Stream
 
 #: seconds between two sweeps, and how many ends bring the next one forward
@@ -37,9 +37,9 @@ SWEEP_AT_ENDS: Final = 1000
 MARK: Final = "output.cleared"
 #: size of a disk block: small files count with what they take on disk
 BLOCK_BYTES: Final = 512
-_NAME: Final = re.compile(r"([0-9a-f]{32})\.(stdout|stderr)")
-_STREAMS: Final = ("stdout", "stderr")
-_STREAM_OF: Final[dict[StreamName, Stream]] = {"out": "stdout", "err": "stderr"}
+_NAME: Final = re.compile(r"([0-9a-f]{32})\.(stdout|stderr|order)")
+_FILES: Final = ("stdout", "stderr", "order")
+_STREAM_OF: Final[dict[LogStream, Stream]] = {"out": "stdout", "err": "stderr"}
 
 log = logging.getLogger("moorage.worker")
 
@@ -53,7 +53,7 @@ class OutputBounds(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The two files of a member: bytes on disk, and the newer file's time."""
+    """The files of a member: bytes on disk, and the newer file's time."""
 
     bytes: int = 0
     mtime_s: float = 0.0
@@ -138,16 +138,17 @@ class OutputKeeper:
         says whether the file was complete before this call. A member that is not over in the ledger may be about to
         start here.
         """
-        path = output_path(self._state, key, _STREAM_OF[ask.stream])
+        stream = _STREAM_OF.get(ask.stream)
+        path = Path(order_path(self._state, key)) if stream is None else output_path(self._state, key, stream)
         try:
             page = await asyncio.to_thread(read_page, path, ask, is_over)
         except OSError as error:
             raise refuse("not-kept", f"the output cannot be read: {error.strerror or error}", job=ask.job) from None
-        if page is None and is_over and self.is_cleared(ask.ended_ms):
+        if page is None and stream is not None and is_over and self.is_cleared(ask.ended_ms):
             bounds = self.bounds
             raise refuse(
                 "not-kept",
-                f"no {_STREAM_OF[ask.stream]} is kept: the attempt wrote none, or it was deleted",
+                f"no {stream} is kept: the attempt wrote none, or it was deleted",
                 found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
                 f"output_members {bounds.members_max}",
                 job=ask.job,
@@ -226,7 +227,7 @@ class OutputKeeper:
 
     def _output(self, digest: str) -> Output | None:
         found = None
-        for stream in _STREAMS:
+        for stream in _FILES:
             try:
                 about = os.stat(self._folder / f"{digest}.{stream}", follow_symlinks=False)
             except FileNotFoundError:
@@ -251,7 +252,7 @@ class OutputKeeper:
         finally:
             os.close(descriptor)
         for digest in doomed:
-            for stream in _STREAMS:
+            for stream in _FILES:
                 try:
                     os.unlink(self._folder / f"{digest}.{stream}")
                 except FileNotFoundError:

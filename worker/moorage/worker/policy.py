@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: most characters of rules in a join: a quarter of what its hello may take in the ledger
 TOLD_CHARS_MAX: Final = 16 * 1024
 _SHOWN_MAX: Final = 5
+ROOT_OPEN: Final = "jobs may run as root: no other user is set for them, and a request may name any"
+ROOT_FIX: Final = 'set run_as or run_as_for to another user, or root_jobs = "refuse"'
 #: variables by which a request could make an allowed program load or find another one (ld.so(8), exec(3), iconv(1)), or
 #: make an allowed script run another one first (bash(1))
 _LOADING: Final = ("LD_", "TF_LD_", "TF_PREPEND_LD_", "GCONV_PATH", "BASH_ENV")
@@ -42,12 +44,15 @@ class Policy:
         users: Mapping[str, str],
         user: str | None,
         secrets: Mapping[str, tuple[str, ...]],
+        *,
+        refuses_root: bool = False,
     ) -> None:
         self._drivers = drivers
         self._programs = programs
         self._secrets = secrets
         self._users = users
         self._user = user
+        self._refuses_root = refuses_root
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Policy:
@@ -57,11 +62,23 @@ class Policy:
             settings.run_as_for,
             settings.run_as,
             {tenant: tuple(words.split()) for tenant, words in settings.secrets_for.items()},
+            refuses_root=settings.root_jobs == "refuse",
         )
 
     @property
     def changes_users(self) -> bool:
         return bool(self._users or self._user)
+
+    @property
+    def leaves_root_open(self) -> bool:
+        """Whether processes of some tenant may run as root here: the agent is root, and no other user is set for it."""
+        if os.geteuid() != 0 or self._refuses_root:
+            return False
+        if not self._users and self._user is None:
+            return True
+        # where users are set by tenant, one without a user is refused
+        users = [*self._users.values(), *([self._user] if self._user and OTHERS not in self._users else [])]
+        return any(map(_is_root, users))
 
     @property
     def leaves_secrets_open(self) -> bool:
@@ -169,6 +186,18 @@ class Policy:
         if user is not None and run.user not in (None, user):
             raise _not_permitted(f"jobs of tenant {tenant} run as {user} on this worker", str(run.user), (user,))
 
+    def check_root(self, tenant: str, run: Run) -> None:
+        """Raise `Refused` if a process of the tenant would run as root, and the settings refuse that."""
+        user = self.user_of(tenant) or run.user
+        if self._refuses_root and os.geteuid() == 0 and (user is None or _is_root(str(user))):
+            raise refuse(
+                "not-permitted",
+                f"{NOT_PERMITTED}jobs of tenant {tenant} would run as root on this worker, and it refuses that",
+                found=str(user or "no user"),
+                next="name another user in the request (--user), or ask the operator of the worker to set run_as or"
+                " run_as_for",
+            )
+
     def check_secrets(self, tenant: str, env: Mapping[str, str | Secret]) -> None:
         """Raise `Refused` if the tenant may not use a secret that its request names, whether it exists or not."""
         if not self._secrets:
@@ -185,6 +214,14 @@ class Policy:
         Then the request may name one (by default it is the agent's own), unless `check_user` refuses the tenant.
         """
         return self._users.get(tenant, self._users.get(OTHERS, self._user))
+
+
+def _is_root(user: str) -> bool:
+    """Return whether a user, by name or uid, is root; False for a name that this host does not know."""
+    try:
+        return (int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid) == 0
+    except KeyError:
+        return False
 
 
 def _is(program: str, pattern: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,11 +20,12 @@ from moorage.schemas.subjects import Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import Driver
 from moorage.worker.idle_watch import IdleJobs, UnusedJobs
-from moorage.worker.inspection import inspect
+from moorage.worker.inspection import FINDINGS_MAX, inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.lease_session import NEVER_S
+from moorage.worker.lost_members import LostMembers
 from moorage.worker.member_messages import Event, HealthChanged, Log, Member, MemberName
 from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.policy import Policy
@@ -54,6 +57,7 @@ class Reporter:
         policy: Policy,
         guard: MemoryGuard,
         held: Mapping[MemberName, Member],
+        lost: LostMembers,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -64,6 +68,7 @@ class Reporter:
         self.watch = watch
         self.policy = policy
         self.guard = guard
+        self._lost = lost
         #: each takes every reading of real devices and may return an event
         self.meters: list[Meter] = [
             UsageMeter(held, drivers).read,
@@ -169,7 +174,7 @@ class Reporter:
     def hello_to_the_leader(self) -> Hello:
         """Return hello with the rules by tenant, which only the leader may see."""
         users = self.policy.mps_users() if self.settings.mps == "managed" else None
-        return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users)
+        return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users, own_user=own_user())
 
     def say_hello(self) -> None:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
@@ -190,10 +195,12 @@ class Reporter:
             before = self.pool.slot_states()
             readings = await self.inventory.sample()
             baselines = [self.inventory.memory_baseline_mib(slot) for slot in range(len(self.devices))]
-            findings, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+            found, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+            findings = [*found, *(await self._lost.findings())]
+            more += max(0, len(findings) - FINDINGS_MAX)
         finally:
             self._looking = False
-        looked = Looked(self.worker, frame.ask, findings=findings, more=more)
+        looked = Looked(self.worker, frame.ask, findings=findings[:FINDINGS_MAX], more=more)
         self._shell.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
 
     def _pool_changed(self) -> None:
@@ -267,3 +274,12 @@ class Reporter:
             foreign=foreign,
             detail=detail,
         )
+
+
+def own_user() -> list[str]:
+    """Return the name, if it has one, and the number of the user that this process runs as."""
+    uid = os.geteuid()
+    try:
+        return [pwd.getpwuid(uid).pw_name, str(uid)]
+    except KeyError:
+        return [str(uid)]

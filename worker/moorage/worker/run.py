@@ -43,7 +43,7 @@ from moorage.worker.leases.server import LeaseServer
 from moorage.worker.limiter.keeper import ControllerProcess
 from moorage.worker.mps.managed import MPS, ManagedMps
 from moorage.worker.output_keeper import OutputBounds
-from moorage.worker.policy import Policy
+from moorage.worker.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.secret_files import trouble_with_secrets
 from moorage.worker.settings import WorkerSettings, mps_folder
 
@@ -137,6 +137,8 @@ async def start(settings: WorkerSettings, target: Context | str | None, file: Se
             settings.folder_dir.mkdir(parents=True, exist_ok=True)
     hosts = simulated_of(settings)
     Policy.of(settings).check_host()
+    if hosts is None and Policy.of(settings).leaves_root_open:
+        log.warning("%s; %s", ROOT_OPEN, ROOT_FIX)
     drivers = find(settings.drivers, file, simulated=hosts is not None)
     if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
         log.warning("secrets: %s; a job that needs such a secret fails", trouble)

@@ -8,23 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.job import Secret
 from moorage.schemas.names import SECRET_WORDS, is_secret
-from moorage.worker.environment import JobEnvironment, lay_over
+from moorage.worker.environment import JobEnvironment, LacksHere, lay_over
 
 SECRET_BYTES_MAX: Final = 32 * 1024
 
 SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text"]
 
 
-class SecretRefused(MoorageError):
-    """A secret cannot be resolved. It has the secret's name and what is wrong, never a byte of the value."""
+class SecretRefused(LacksHere):
+    """A secret cannot be resolved here. It has the secret's name and what is wrong, never a byte of the value."""
 
     def __init__(self, name: str, fault: SecretFault) -> None:
         self.name: Final = name
         self.fault: Final[SecretFault] = fault
-        super().__init__(problem("failed-precondition", f"secret {name[:80]!r}: {_SECRET_FAULTS[fault]}", found=fault))
+        super().__init__(f"secret {name[:80]!r}: {_SECRET_FAULTS[fault]}", found=fault)
 
 
 _SECRET_FAULTS: Final[dict[SecretFault, str]] = {

@@ -232,9 +232,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dict[str, str],
         setting("User that runs a tenant's jobs, name or uid; * is every other tenant, by default run_as. Needs root."),
     ] = {}
+    root_jobs: Annotated[
+        Literal["warn", "refuse"],
+        setting(
+            "What an agent that runs as root does with processes that would run as root: start them, and warn of it at"
+            " its start, or refuse them. Containers and guests have users of their own."
+        ),
+    ] = "warn"
     stream_output: Annotated[bool, setting("Publish the jobs' output while they run; it is kept in any case.")] = True
     output_cap_bytes: Annotated[
-        int, setting("Size limit of each of a job's two output files.", unit="bytes", ge=0, le=1 << 40)
+        int,
+        setting(
+            "Size limit of each of a job's two output files: of a longer stream its first quarter and its end stay.",
+            unit="bytes",
+            ge=0,
+            le=1 << 40,
+        ),
     ] = OUTPUT_CAP_BYTES_DEFAULT
     output_keep: Annotated[
         float, setting("How long the output of finished jobs is kept.", unit="s", ge=0, le=366 * 86400)
@@ -320,6 +333,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "INFO"
 
     def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            given = getattr(self, name)
+            if isinstance(given, Path) and not given.is_absolute():  # the supervisor has another current folder
+                msgspec.structs.force_setattr(self, name, given.absolute())
         if self.worker is not None and not is_worker(self.worker):
             raise ValueError(f"id must match {WORKER.pattern}, found {self.worker[:80]!r}")
         for name, form in (("address", _ADDRESS), ("interface", _INTERFACE)):

@@ -21,8 +21,16 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)
-    of_host = (host.python(), host.uvloop(), host.launcher(), host.cgroup(), await host.nvml(), host.settings())
-    for check in (*of_host, host.secrets(), await host.limiter()):
+    of_host = (
+        host.python(),
+        host.uvloop(),
+        host.launcher(),
+        host.users(),
+        host.cgroup(),
+        await host.nvml(),
+        host.settings(),
+    )
+    for check in (*of_host, host.secrets(), host.root_jobs(), await host.limiter()):
         if check is not None:
             yield check
     try:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.framework.options import Options
+from moorage.cli.framework.render import age
+from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.reasons import STARTS_FAIL
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -182,6 +185,9 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     yield operator
 
 
+_AWAY: Final = ("lost", "left")
+
+
 def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield Check(
         "leader",
@@ -190,7 +196,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     )
     yield Check("operator", "ok", "this user may see the whole fleet")
     if (copies := fleet.get("ledger_copies")) is not None:
-        yield _copies(copies["wanted"], copies["lacking"])
+        yield _copies(copies["wanted"], copies["lacking"], copies.get("seen_ms_ago"))
     if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
         yield schedulers
     if (queue := fleet.get("request_queue")) is not None:
@@ -198,15 +204,17 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     if (contained := fleet.get("contained")) is not None:
         yield contained_failures(contained)
     yield _workers(fleet["workers"])
+    yield from _what_lacks(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
 
 
-def _copies(wanted: int, lacking: list[str]) -> Check:
+def _copies(wanted: int, lacking: list[str], seen_ms_ago: int | None) -> Check:
     """Check that all copies of a ledger are up to date. Otherwise the loss of one more server may stop every
     scheduler."""
     if not lacking:
-        return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date")
+        ago = "" if seen_ms_ago is None else f", as seen {age(seen_ms_ago)} ago"
+        return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date{ago}")
     found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}, on {', '.join(lacking)}"
     fix = (
         "check that these nats-servers run and reach the other nats-servers; restart a server whose disk was "
@@ -328,6 +336,9 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
     simulated = sum(row["simulated"] for row in rows)
     found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
     found += f"; {simulated} of {many(len(rows), 'worker')} simulated" if simulated else ""
+    if STARTS_FAIL.name in counts:
+        fix = "moorage fleet says why; mend that, then moorage uncordon WORKER opens the worker at once"
+        return Check("workers", "warn", found, fix)
     if "stale" in counts or "not-heard" in counts:
         fix = (
             "read the log of each stale worker (with moorage up: worker.log in its data folder), and check its "
@@ -339,6 +350,24 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
             "workers", "warn", found, "moorage fleet shows these workers; moorage worker starts another worker"
         )
     return Check("workers", "ok", found)
+
+
+def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:
+    """Tell which workers run plain processes as one user alone, or do not hold them to their memory."""
+    told = (
+        ("users", "run jobs as their own user alone: requests that name another user go to other workers"),
+        ("memory_limit", "cannot hold jobs to their memory: requests with resources.enforce = hard go to others"),
+    )
+    for capability, means in told:
+        names = [
+            row["worker"]
+            for row in rows
+            if not row.get("capabilities", {}).get(DRIVER_DEFAULT, {}).get(capability, True)
+            and row["state"] not in _AWAY
+        ]
+        if names:
+            found = f"{many(len(names), 'worker')} {means}{_named('', names)}"
+            yield Check(capability.replace("_", "-"), "ok", found)
 
 
 def _named(state: str, names: list[str]) -> str:

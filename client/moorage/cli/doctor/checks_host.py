@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -66,6 +67,18 @@ def secrets() -> Check | None:
     return Check("secrets", "ok", f"only this user can read the secrets in {folder}")
 
 
+def root_jobs() -> Check | None:
+    """Check that no tenant's processes run as root; None unless this user is root, as a worker's agent would be."""
+    from moorage.worker.policy import ROOT_FIX, ROOT_OPEN, Policy
+
+    of_worker = _of_worker()
+    if of_worker is None or os.geteuid() != 0:
+        return None
+    if Policy.of(of_worker).leaves_root_open:
+        return Check("root jobs", "warn", f"of a worker with these settings, {ROOT_OPEN}", ROOT_FIX)
+    return Check("root jobs", "ok", "a worker with these settings runs no process of a job as root")
+
+
 def python() -> Check:
 
     return Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.release()}")
@@ -100,8 +113,25 @@ def launcher() -> Check:
     return Check("launcher", "ok", "the compiled launcher starts jobs")
 
 
+def users() -> Check:
+    """Tell whether a worker that this user starts can run jobs as other users."""
+    if os.geteuid() == 0:
+        return Check("users", "ok", "a worker that this user starts can run jobs as any user")
+    return Check("users", "ok", "a worker that this user starts runs jobs as this user alone: it is not root")
+
+
+def limits_words(controllers: Collection[str]) -> str:
+    """Return which of a job's cores and memory are limits, and which are only counted when hosts are chosen."""
+    named = {"cpu": "cores (--cpu)", "memory": "memory (--memory)"}
+    kept = [words for name, words in named.items() if name in controllers]
+    counted = [words for name, words in named.items() if name not in controllers]
+    parts = [f"{' and '.join(kept)} of jobs are enforced"] if kept else []
+    parts += [f"{' and '.join(counted)} of jobs are counted, not enforced"] if counted else []
+    return ", ".join(parts)
+
+
 def cgroup() -> Check:
-    from moorage.system.cgroup import own_cgroup
+    from moorage.system.cgroup import controllers_below, own_cgroup
 
     own = own_cgroup()
     if own is None:
@@ -122,7 +152,7 @@ def cgroup() -> Check:
             f"cgroup {own} is not writable: {error.strerror}",
             "run workers as root, or give their unit Delegate=yes",
         )
-    return Check("cgroup", "ok", f"cgroup v2 at {own} is writable")
+    return Check("cgroup", "ok", f"cgroup v2 at {own} is writable; {limits_words(controllers_below(own))}")
 
 
 async def nvml() -> Check:

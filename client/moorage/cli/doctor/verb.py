@@ -12,6 +12,7 @@ from moorage.cli.framework.console import emit, paint, say, tell
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import DEFAULTS, Options, guarded
+from moorage.cli.framework.render import GAP, wrapped
 
 _STYLE: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NAME_CHARS: Final = 10
@@ -75,8 +76,13 @@ def _show(check: Check) -> None:
     if not sys.stdout.isatty():
         tell("\t".join((check.verdict, check.name, found, check.fix or "-")))
         return
-    tell(
-        f"{paint(check.verdict.ljust(4), _STYLE[check.verdict], sys.stdout)}  {check.name.ljust(_NAME_CHARS)}  {found}"
-    )
+    first, *rest = wrapped(found, 4 + len(GAP) + _NAME_CHARS + len(GAP))
+    verdict = paint(check.verdict.ljust(4), _STYLE[check.verdict], sys.stdout)
+    tell(f"{verdict}{GAP}{check.name.ljust(_NAME_CHARS)}{GAP}{first}")
+    for line in rest:
+        tell(" " * (4 + len(GAP) + _NAME_CHARS + len(GAP)) + line)
     if check.fix:
-        tell(f"      {paint('fix:', 'cyan', sys.stdout)} {check.fix}")
+        first, *rest = wrapped(check.fix, 6 + len("fix: "))
+        tell(f"      {paint('fix:', 'cyan', sys.stdout)} {first}")
+        for line in rest:
+            tell(" " * (6 + len("fix: ")) + line)

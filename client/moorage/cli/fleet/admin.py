@@ -11,7 +11,9 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
+from moorage.cli.jobs.job_flags import warn_of_decimal
 from moorage.cli.jobs.selectors import HELP, LISTED, ids_of
+from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 
@@ -201,7 +203,7 @@ def _prioritized(done: Done) -> str:
 def resize(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     compute: Annotated[str | None, Parameter(help="Compute of each GPU, such as 40%.", value="PERCENT")] = None,
-    memory: Annotated[str | None, Parameter(help="Memory of each GPU, such as 8G or 8192M.", value="SIZE")] = None,
+    memory: Annotated[str | None, Parameter(help="Memory of each GPU, such as 8Gi or 8192M.", value="SIZE")] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
@@ -314,10 +316,14 @@ def tenants(*, options: RowOptions = ROWS) -> int:
     """
 
     async def work(client: AsyncClient) -> int | None:
+        import msgspec
+
+        from moorage.schemas.operate import TenantRow
+
         answer = await client.operate("tenants")
-        if options.shown(answer, answer.data["tenants"]):
+        rows = msgspec.convert(answer.data["tenants"], list[TenantRow])
+        if options.shown(answer, rows):
             return None
-        rows = await client.admin.tenants()
         if not rows:
             say("no tenant has jobs, leases, a hold, a limit or a share")
             return None
@@ -403,6 +409,8 @@ def _part_of(compute: str | None, memory: str | None) -> tuple[int | None, int |
     if share is None or (compute or "%")[-1:] != "%" or (memory or "M")[-1:] == "%":
         said = "resize takes --compute in percent, --memory in G or M, or both"
         raise rejected("invalid-argument", said, found=" ".join(words), next="moorage admin resize --help")
+    if memory is not None:
+        warn_of_decimal(memory, share.memory_mib)
     return share.compute_percent if compute else None, share.memory_mib if memory else None
 
 
@@ -445,10 +453,10 @@ def _now(word: str, done: Done) -> str:
 
 
 def _by(hold: Hold | None, head: str = " by ") -> str:
-    """Return who put a job or queue on hold and why, as ` by ana: month end`; "" without a hold."""
+    """Return who put a job or queue on hold and why, as ` by operator:ana: month end`; "" without a hold."""
     if hold is None:
         return ""
-    return f"{head}{hold.by or 'an operator'}" + (f": {hold.why}" if hold.why else "")
+    return f"{head}{words(hold.by, hold.said)}" + (f": {hold.why}" if hold.why else "")
 
 
 def beyond_fleet(gpus: int, fleet: Mapping[str, Any]) -> str:

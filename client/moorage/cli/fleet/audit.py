@@ -1,4 +1,4 @@
-"""`moorage audit`: the ledger against what each worker says it holds."""
+"""`moorage audit`: the ledger against what each worker says it holds, and that against what its host really runs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ APART_S: Final = 4.5
 KINDS: Final[dict[str, str]] = {
     "ledger-only": "the ledger says that the attempt runs there, but the worker does not have it",
     "worker-only": "the worker has the attempt, but the ledger does not",
+    "nothing-runs": "the worker has the attempt, but nothing of it runs there; the worker ends it as lost",
     "silent": "the worker has not renewed its lease since this scheduler became leader",
     "nvml-foreign": "a process uses a device that is not leased",
     "nvml-memory": "memory is in use on a device that is not leased, but NVML shows no process there",
@@ -42,8 +43,9 @@ def audit(
 ) -> int:
     """Compare the ledger with what each worker says that it holds, and its devices with its leases.
 
-    Each worker checks its devices: are there processes or memory in use without a lease, and do all leased devices
-    answer? The audit runs twice, two renewals apart. A difference counts as drift only if both runs find it. The exit
+    Each worker asks its supervisor and its container engine what really runs of its attempts. It checks its devices:
+    are there processes or memory in use without a lease, and do all leased devices answer? The audit runs twice, two
+    renewals apart. A difference counts as drift only if both runs find it. The exit
     code is 10 if there is drift.
     """
 

@@ -135,10 +135,16 @@ def feature_level(
             rows: list[dict[str, Any]] = answer.data.get("schedulers", [])
             if not options.shown(answer, rows):
                 cells = [
-                    [row["scheduler"], row["release"], row["level"], row["ledger"], "leads" if row.get("leads") else ""]
+                    [
+                        row["scheduler"],
+                        row["release"],
+                        row["level"],
+                        row["ledger"],
+                        "leads" if row.get("leads") else "stands by",
+                    ]
                     for row in rows
                 ]
-                tell(table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", ""], cells, numbers=("KNOWS", "RECORD")))
+                tell(table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", "ROLE"], cells, numbers=("KNOWS", "RECORD")))
                 say(f"feature level {answer.data.get('feature_level', 1)}")
             return None
         done = await client.admin.feature_level(to, schedulers=schedulers, why=why)
@@ -157,6 +163,10 @@ def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[Schedul
 
     held, _ = scheduler_settings({"nats": options.nats}, file=the_file(settings))
     return find_ledger(held)
+
+
+def _role(row: dict[str, Any]) -> str:
+    return "leads" if row.get("leads") else "stands by"
 
 
 def said_replicas(settings: Path | None) -> int:

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 TENANTS_MAX: Final = 200
 #: answers that are younger serve the next scrape, too: several monitors cost the leader one question
 FRESH_S: Final = 5.0
-#: how long a leader may take to answer: a scrape has 10 s as a rule
+#: how long a leader may take to answer
 ANSWER_S_MAX: Final = 8.0
+#: how long a scrape waits for that answer; then it gets the result of the question before
+SCRAPE_S: Final = 1.0
 HOUR_S: Final = 3600
 LISTEN_DEFAULT: Final = "127.0.0.1"
 
@@ -253,25 +255,36 @@ class _Fixed:
 
 
 class _Scraped:
-    """Asks the leader when it is scraped. prometheus_client calls `collect` from its own threads."""
+    """Asks the leader when it is scraped. prometheus_client calls `collect` from its own threads.
+
+    A scrape that gets no answer within `SCRAPE_S` has the result of the question before it: a silent leader is seen by
+    the next scrape, whatever the monitor's time-out.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._lock = asyncio.Lock()
-        self._families: list[Metric] = []
+        self._families: list[Metric] = list(families(None, [], {}, []))
         self._asked_s = -FRESH_S
+        self._asking: asyncio.Task[None] | None = None
         self._answered = True
 
     def collect(self) -> list[Metric]:
         return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result()
 
     async def _read(self) -> list[Metric]:
-        async with self._lock:
-            if time.monotonic() - self._asked_s >= FRESH_S:
-                self._families = list(families(*await self._try()))
-                self._asked_s = time.monotonic()
-            return self._families
+        if self._asking is None and time.monotonic() - self._asked_s >= FRESH_S:
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=SCRAPE_S)
+        return self._families
+
+    async def _ask(self) -> None:
+        try:
+            self._families = list(families(*await self._try()))
+            self._asked_s = time.monotonic()
+        finally:
+            self._asking = None
 
     async def _try(self) -> Told:
         try:

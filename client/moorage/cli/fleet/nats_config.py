@@ -23,6 +23,14 @@ KEYS: Final = "keys"
 TLS: Final = "tls"
 #: as the `nats` tool lays its contexts out below XDG_CONFIG_HOME
 CONTEXTS: Final = "nats/context"
+#: settings for the workers' moorage.toml; a site has users of its own, so its jobs are not root's
+WORKER: Final = "worker.toml"
+WORKER_SETTINGS: Final = """\
+# For moorage.toml on the workers' hosts.
+[worker]
+# An agent that runs as root starts no job's process as root: set run_as or run_as_for.
+root_jobs = "refuse"
+"""
 ACCOUNTS: Final = "accounts.conf"
 #: nats-server 2.15 passes on what a new account imports only once it reads its files for the second time
 RELOADS: Final = 2
@@ -137,7 +145,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
     elif site.auth == "mtls":
         identities.certificates(folder / TLS, site)
     password = identities.route_password(folder / KEYS) if site.clustered and site.auth != "mtls" else ""
-    configuration = {ACCOUNTS: accounts(site, public)}
+    configuration = {ACCOUNTS: accounts(site, public), WORKER: WORKER_SETTINGS}
     for at in range(len(site.servers)):
         where = store or folder / ("data" if not site.clustered else f"data-{at + 1}")
         if store is not None and _shares_host(site, at):

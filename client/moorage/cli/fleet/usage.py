@@ -78,7 +78,7 @@ def _show(by: list[str], rows: list[dict[str, Any]], from_ms: int) -> None:
     if not rows:
         say(f"no GPU time has been counted since {utc(from_ms)}")
         return
-    header = [*map(str.upper, by), "GPU-HOURS", "GIB-HOURS", "USED-GPU-HOURS", "USED-GIB-HOURS"]
+    header = [*map(str.upper, by), "GPU-H", "GIB-H", "USED-GPU-H", "USED-GIB-H"]
     cells = [
         [
             *_names(by, row),
@@ -89,5 +89,6 @@ def _show(by: list[str], rows: list[dict[str, Any]], from_ms: int) -> None:
         ]
         for row in rows
     ]
-    tell(table(header, cells, numbers=header[len(by) :]))
+    shortened = [name for name in ("MODEL", "TENANT") if name in header]
+    tell(table(header, cells, numbers=header[len(by) :], optional=("GIB-H", "USED-GPU-H"), shortened=shortened))
     say(f"since {utc(from_ms)}")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
-from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import GAP, age, folded, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
+from moorage.schemas.actors import words
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
@@ -55,12 +56,14 @@ def fleet(
             _fleet(answer.data)
         return None
 
-    if watch and worker is not None:
-        raise rejected(
-            "invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of the two out"
-        )
+    def act() -> int:
+        if watch and worker is not None:
+            raise rejected(
+                "invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of the two out"
+            )
+        return with_client(options, work)
 
-    return with_client(options, work)
+    return guarded(options, act)
 
 
 async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
@@ -89,7 +92,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in [*_troubles([row])[:TROUBLES_MAX], *kept(row["devices"]), *levels(row.get("capabilities", {}))]:
+        for line in [*_troubles([row])[:TROUBLES_MAX], *kept(row["devices"]), *told_of(row)]:
             say(folded(line, sys.stderr))
 
 
@@ -100,6 +103,23 @@ def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
         for device in devices
         if device.get("modes")
     ]
+
+
+def told_of(worker: dict[str, Any]) -> list[str]:
+    """Return what a worker has told of its drivers: how sharers are kept to their parts of a GPU, and what lacks."""
+    capabilities = worker.get("capabilities", {})
+    return [*levels(capabilities), *limits(capabilities)]
+
+
+def limits(capabilities: dict[str, Any]) -> list[str]:
+    """Return a line for each driver whose jobs may not run as any user, or are not held to their memory."""
+    lines = []
+    for driver, told in sorted(capabilities.items()):
+        if not told.get("users", True):
+            lines.append(f"{driver} jobs run as the agent's own user alone (no-users)")
+        if not told.get("memory_limit", True):
+            lines.append(f"{driver} jobs are not held to the memory that they ask for (no-memory-limit)")
+    return lines
 
 
 def levels(capabilities: dict[str, Any]) -> list[str]:
@@ -154,8 +174,8 @@ def _fleet(data: dict[str, Any]) -> None:
         tell("")
         tell(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
     line = (
-        f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} replicas queued  {data['live_jobs']} "
-        "jobs not ended"
+        f"epoch {data['epoch']}  ledger {data['ledger']}  {many(data['queued'], 'replica')} queued  "
+        f"{many(data['live_jobs'], 'job')} not ended"
     )
     if any(worker["simulated"] for worker in workers):
         line = "sim  " + line
@@ -163,9 +183,12 @@ def _fleet(data: dict[str, Any]) -> None:
 
 
 def _troubles(workers: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each device that cannot be used, and for each drain that has a time."""
+    """Return a line for each worker on which starts fail, each device that cannot be used, and each timed drain."""
     lines = []
     for worker in workers:
+        if (fails := worker.get("starts_fail")) is not None:
+            until = f"no jobs for {age(fails['opens_in_ms'])}, or until moorage uncordon {worker['worker']}"
+            lines.append(f"{worker['worker']}: jobs fail to start: {fails['why']}; {until}")
         for row in worker.get("troubles", ()):
             what = (
                 f"used by {row['detail']}"
@@ -185,7 +208,10 @@ def _window(drain: dict[str, Any]) -> str:
         parts.append(f"empty in {age(drain['leave_in_ms'])}")
     if "ends_in_ms" in drain:
         parts.append(f"open again in {age(drain['ends_in_ms'])}")
-    return ", ".join(parts) + f" (by {drain['by']}{': ' + drain['why'] if drain['why'] else ''})"
+    return (
+        ", ".join(parts)
+        + f" (by {words(drain['by'], drain.get('said', ''))}{': ' + drain['why'] if drain['why'] else ''})"
+    )
 
 
 def _kept(data: dict[str, Any]) -> str:
@@ -193,9 +219,11 @@ def _kept(data: dict[str, Any]) -> str:
     keeps, window_ms = data["keeps"], data["finished_window_ms"]
     reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
     finished = (
-        f"finished jobs in memory {data['finished_kept']}, each for {age(keeps['finished_keep'] * 1000)}{reaches}"
+        f"{many(data['finished_kept'], 'ended job')} in memory, each for {age(keeps['finished_keep'] * 1000)}{reaches}"
     )
-    history = f"history of jobs for {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    history = (
+        f"history of ended jobs for {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    )
     return f"{finished}  {history}"
 
 
@@ -209,9 +237,9 @@ def _model_word(name: str, others: Sequence[str]) -> str:
     words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
     numbered = [word for word in words if any(char.isdigit() for char in word) and not word.upper().endswith("GB")]
     for word in numbered:
-        for pattern in (word, f"={word}") if word[0].isalpha() else (f"={word}",):
-            if not any(model_matches(pattern, other) for other in others):
-                return pattern
+        pattern = word if word[0].isalpha() else f"={word}"
+        if not any(model_matches(pattern, other) for other in others):
+            return pattern
     return name
 
 
@@ -225,7 +253,8 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
         text = _frame_line(frame)
         if screen.live:
             lines, unseen = _frame_lines(frame)
-            screen.draw(lines, tail=[paint(LEGEND, "dim", sys.stdout)], unseen=unseen)
+            legend = [paint(line, "dim", sys.stdout) for line in folded(LEGEND, sys.stdout).splitlines()]
+            screen.draw(lines, tail=legend, unseen=unseen)
         elif text != before:
             tell(text)
         before = text
@@ -245,10 +274,18 @@ def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
         shown, unseen = packed(frame.workers, columns, lines - 3)
         return [head, *shown], unseen
     rows = [
-        [worker["worker"], "sim" if worker["simulated"] else "real", worker["state"], worker["cells"]]
+        [
+            worker["worker"],
+            "sim" if worker["simulated"] else "real",
+            worker["state"],
+            worker["cells"].count(FREE),
+            len(worker["cells"]),
+            worker["cells"],
+        ]
         for worker in frame.workers
     ]
-    return [head, *table(["WORKER", "KIND", "STATE", "CELLS"], rows).splitlines()], 0
+    columns_of = ["WORKER", "KIND", "STATE", "FREE", "GPUS", "CELLS"]
+    return [head, *table(columns_of, rows, numbers=("FREE", "GPUS"), optional=("KIND",)).splitlines()], 0
 
 
 def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple[list[str], int]:

@@ -74,7 +74,7 @@ class Argument:
 
 
 #: how much of a word has to be that of a known one (difflib's ratio, of words without their dashes) to be told as meant
-NEAR: Final = 0.65
+NEAR: Final = 0.8
 
 
 class CannotRead(Exception):

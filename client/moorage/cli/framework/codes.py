@@ -21,7 +21,7 @@ FIXES: Final[dict[str, str]] = {
     "cannot-start-in-time": "give it longer than the error says, or ask for what moorage fleet shows as free",
     "queue-full": "send the same job again after the time that the answer names",
     "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",
-    "cannot-connect": "moorage up starts a server; --nats, NATS_CONTEXT or NATS_URL name another",
+    "cannot-connect": "moorage up starts a server; --nats, NATS_URL or NATS_CONTEXT name another",
     "not-authorized": "moorage doctor shows which context is used, and from which file",
     "permission-refused": "ask the server's operator for the permissions of your role; moorage doctor tries each",
     "bad-context": "nats context ls; nats context edit",
@@ -31,6 +31,8 @@ FIXES: Final[dict[str, str]] = {
     "job-failed": "moorage show JOB",
     # of ends
     "start-failed": "mend what the message names (a program, a folder, a user that the worker has): moorage show {job}",
+    "not-here": "mend what the message names, or put it on a worker, and submit the job again under another id",
+    "cannot-run": "change what the message names, and submit the job again under another id",
     "timeout": "give it longer, with --time-limit or --deadline; what it did until then: moorage logs {job}",
 }
 
@@ -51,6 +53,10 @@ NOTES: Final[dict[str, str]] = {
 }
 
 
+#: errors that say how a job ended
+_OF_JOBS: Final = ("job-failed", "job-timed-out", "job-cancelled", "job-expired", "job-rejected")
+
+
 class Code(NamedTuple):
     """A code: of an error, of why a job waits, or of why an attempt ended. `fault` says whose fault an error is, and is
     "" for the others."""
@@ -62,8 +68,11 @@ class Code(NamedTuple):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of a command that ends with this error; None if this is why a job waits or ended."""
-        return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault else None
+        """The exit code of a command that ends with this error; None if this is why a job waits or ended.
+
+        None, too, for the end of a job: run, logs and wait end with the job's own code.
+        """
+        return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault and self.code not in _OF_JOBS else None
 
 
 def error_codes() -> dict[str, Code]:

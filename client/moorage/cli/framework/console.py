@@ -115,17 +115,22 @@ def fail(error: MoorageError, *, json: bool = False) -> int:
 
 
 def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
+    from moorage.cli.framework.render import folded
+
+    def write(text: str) -> None:
+        say(folded(text, sys.stderr))
+
     first, *rest = problem.message.splitlines() or [""]
-    say(f"{paint(f'error[{problem.code}]:', 'red', sys.stderr)} {first}")
+    write(f"{paint(f'error[{problem.code}]:', 'red', sys.stderr)} {first}")
     for line in rest:
-        say(f"  {line}")
+        write(f"  {line}")
     evidence = [
         f"{name} {value}"
         for name, value in (("at", problem.field), ("found", problem.found), ("allowed", problem.allowed))
         if value and value not in problem.message
     ]
     if evidence:
-        say("  " + ", ".join(evidence))
+        write("  " + ", ".join(evidence))
     if problem.retry_after_s is not None:
         say(f"  again in {problem.retry_after_s:g} s")
     if not fixes and not problem.next:
@@ -133,5 +138,6 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
 
         fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
     for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:
-        say(f"{paint('fix:', 'cyan', sys.stderr)} {in_one_line(fix)}")
+        line = f"{paint('fix:', 'cyan', sys.stderr)} {in_one_line(fix)}"
+        say(line) if fix.startswith("moorage ") else write(line)  # a command is pasted as one line
     say(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))

@@ -38,9 +38,9 @@ def disk_of(folder: Path) -> Disk:
 def full_disk_of(message: str) -> str | None:
     """Return that the disk of `moorage up` is full, in words; None if it is not, or if the message is about another
     server than that of this folder."""
-    from moorage.bus.target import home, read_up
+    from moorage.bus.target import find_home, read_up
 
-    folder = home()
+    folder = find_home()
     up = read_up(folder)
     if up is None or up.url not in message:
         return None

@@ -12,6 +12,13 @@ from moorage.client.errors import Rejected, rejected
 from moorage.schemas.nearest import nearest
 
 NAMES_SHOWN_MAX: Final = 12
+#: fields of answers that are left out where they say nothing
+LEFT_OUT: Final = frozenset(
+    {
+        "because", "counts_as", "drain", "ends_in_ms", "guest", "hold", "lends", "needs", "next", "resized", "said",
+        "starts_unknown", "usage", "waited_ms", "waiting", "workers",
+    }
+)  # fmt: skip
 
 
 class _Fields(string.Formatter):
@@ -21,8 +28,12 @@ class _Fields(string.Formatter):
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
         value: Any = kwargs
         for part in field_name.split("."):
+            if value is None:
+                break  # a field of something that there is not, such as a limit
             if isinstance(value, Mapping) and part in value:
                 value = value[part]
+            elif isinstance(value, Mapping) and part in LEFT_OUT:
+                value = None
             elif isinstance(value, list) and part.isascii() and part.isdigit() and int(part) < len(value):
                 value = value[int(part)]
             else:
@@ -37,13 +48,26 @@ class _Fields(string.Formatter):
 
 def filled(template: str, row: object) -> str:
     """Return the template with the row's fields filled in. Raises `Rejected`, which names the fields that exist."""
-    fields = msgspec.to_builtins(row)
+    fields = _whole(row)
     try:
         return _Fields().vformat(template.replace("\\t", "\t").replace("\\n", "\n"), (), fields)
     except (ValueError, KeyError, IndexError) as error:
         raise rejected(
             "invalid-argument", f"--format cannot be read: {error}", found=template, next="--format '{job} {state}'"
         ) from None
+
+
+def _whole(row: object) -> Any:
+    """Return a frame or a part of one as JSON has it, with the fields that have their defaults."""
+    if isinstance(row, msgspec.Struct):
+        kind = row.__struct_config__
+        tag = {kind.tag_field: kind.tag} if kind.tag_field else {}
+        return tag | {name: _whole(getattr(row, name)) for name in row.__struct_fields__}
+    if isinstance(row, list | tuple):
+        return [_whole(item) for item in row]
+    if isinstance(row, dict):
+        return {name: _whole(value) for name, value in row.items()}
+    return msgspec.to_builtins(row)
 
 
 def _no_field(name: str, part: str, value: Any) -> Rejected:

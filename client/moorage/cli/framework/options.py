@@ -151,6 +151,8 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
     except MoorageError as error:
         if error.code == "permission-refused" and isinstance(options, Options):
             error = _refused(options, error)
+        if error.code == "no-scheduler" and isinstance(options, Options) and (whose := _whose_key(options)):
+            error = _unanswered(error, *whose)
         return fail(error, json=options.json)
 
 
@@ -167,7 +169,14 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         return NotPermitted(
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
         )
-    if subject.endswith(".admin.fleet"):
+    if whose := _whose_key(options):
+        role, name = whose
+        if role == "submitter" and name != options.settled().tenant and ".api." in subject:
+            return NotPermitted(msgspec.structs.replace(told, next=f"this key is tenant {name}'s: --tenant {name}"))
+        if role == "submitter" and ".admin." in subject:
+            said = f"this key is tenant {name}'s, and this takes an operator's: ask those who run this fleet"
+            return NotPermitted(msgspec.structs.replace(told, next=said))
+    if ".admin." in subject and subject.endswith(".fleet"):
         return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
     if ".api." in subject and subject.endswith(".usage"):
         old = (
@@ -176,6 +185,31 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         )
         return NotPermitted(msgspec.structs.replace(told, next=old), ("moorage usage --all: works with that key, too",))
     return error
+
+
+def _unanswered(error: MoorageError, role: str, name: str) -> MoorageError:
+    """Return the error with advice for a user who can start no scheduler: the key is a tenant's or an observer's."""
+    from moorage.client.errors import NoScheduler
+
+    if role not in ("submitter", "observer"):
+        return error
+    fixes = (
+        "tell those who run this fleet that no scheduler answers, and send the same again then",
+        "or see what this key can see: moorage doctor",
+    )
+    return NoScheduler(error.problem, fixes)
+
+
+def _whose_key(options: Options) -> tuple[str, str] | None:
+    """Return the role and the name of the key in use, as the inbox of its context says; None if it does not say."""
+    from moorage.bus.target import find_context
+    from moorage.schemas.roles import INBOX, ROLES
+
+    try:
+        first, role, name, *_ = [*find_context(options.settled().nats).inbox_prefix.split("."), "", ""]
+    except MoorageError:
+        return None
+    return (role, name) if first == INBOX and role in ROLES else None
 
 
 async def _connected(options: Options, work: Work) -> int | None:

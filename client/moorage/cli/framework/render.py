@@ -23,6 +23,8 @@ GAP: Final = "  "
 #: what the last column should have, and with what it is still better cut than told in a line of its own
 LAST_COLUMN_MIN: Final = 12
 LAST_COLUMN_LEAST: Final = 4
+#: how narrow a column may become whose cells lose their middle
+SHORTENED_MIN: Final = 14
 #: what a last column that goes on in further lines should have
 WRAPPED_COLUMN_MIN: Final = 24
 
@@ -42,6 +44,7 @@ _STATE_STYLE: Final = {
     "EXPIRED": "yellow",
     "draining": "yellow",
     "cordoned": "yellow",
+    "starts-fail": "red",
     "CANCELLED": "dim",
     "left": "dim",
 }
@@ -53,6 +56,7 @@ def table(
     *,
     numbers: Sequence[str] = (),
     optional: Sequence[str] = (),
+    shortened: Sequence[str] = (),
     wraps: bool = False,
     stream: TextIO | None = None,
 ) -> str:
@@ -60,8 +64,9 @@ def table(
     pipe they are separated by tabs, uncut and without color.
 
     `numbers` names the columns that are aligned to the right. `optional` names the columns that a narrow terminal does
-    not show; the first of them goes first, and the header says which are gone. With `wraps`, the last column continues
-    on further lines instead of being cut. If the terminal is too narrow even so, each cell has a line of its own.
+    not show; the first of them goes first, and the header, or a line below it, says which are gone. Then the cells of
+    the columns in `shortened` lose their middle. With `wraps`, the last column continues on further lines instead of
+    being cut. If the terminal is too narrow even so, each cell has a line of its own.
     """
     stream = sys.stdout if stream is None else stream
     texts = [[_text(cell) for cell in row] for row in rows]
@@ -69,17 +74,22 @@ def table(
         return "\n".join("\t".join(cell.replace("\t", " ") for cell in row) for row in [list(header), *texts])
     widths = [max(len(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
     columns, whole, left_out = shutil.get_terminal_size().columns, (header, texts), list[str]()
+    is_number = header[-1] in numbers  # a number is never cut
+    wanted = WRAPPED_COLUMN_MIN if wraps else LAST_COLUMN_MIN
     for name in optional:
-        if _room(columns, widths) >= min(widths[-1], WRAPPED_COLUMN_MIN if wraps else LAST_COLUMN_MIN):
+        if _room(columns, widths) >= (widths[-1] if is_number else min(widths[-1], wanted)):
             break
         at = list(header).index(name)
         header, widths = _without(header, at), _without(widths, at)
         texts = [_without(row, at) for row in texts]
         left_out.append(name)
+    least = widths[-1] if is_number else min(widths[-1], LAST_COLUMN_LEAST)
+    widths = _narrowed(widths, header, shortened, columns, widths[-1] if is_number else min(widths[-1], wanted))
     last = _room(columns, widths)
-    if last < min(widths[-1], LAST_COLUMN_LEAST):
+    if last < least:
         return "\n".join(_record(whole[0], row, columns, stream) for row in whole[1])
-    lines = [paint(_line(_saying(header, left_out), widths, header, numbers, last), "dim", stream)]
+    texts = [[*map(_shortened, row[:-1], widths), row[-1]] for row in texts]
+    lines = _heading(header, left_out, widths, numbers, last, stream)
     for row in texts:
         first, *rest = _wrapped(row[-1], last, breaks=True) if wraps else [row[-1]]
         lines.append(_line([*row[:-1], first], widths, header, numbers, last, stream))
@@ -92,8 +102,9 @@ class Rows:
 
     On a terminal they stand under a header, and the last column is cut to fit. Each column is as wide as its widest
     cell so far, and at least as wide as `widths` says by the column's name. A terminal that is narrow at the first row
-    does not show the columns in `optional`; on one that is too narrow even so, each cell has a line of its own. In a
-    pipe, rows are separated by tabs, uncut and without a header.
+    does not show the columns in `optional`. Where it is too narrow for a row even so, the cells of the columns in
+    `shortened` lose their middle, or else each cell of the row has a line of its own. In a pipe, rows are separated by
+    tabs, uncut and without a header.
     """
 
     def __init__(
@@ -102,6 +113,7 @@ class Rows:
         *,
         numbers: Sequence[str] = (),
         optional: Sequence[str] = (),
+        shortened: Sequence[str] = (),
         widths: Mapping[str, int] | None = None,
         stream: TextIO | None = None,
     ) -> None:
@@ -109,6 +121,7 @@ class Rows:
         self._header = self._whole_header = header
         self._numbers = numbers
         self._optional = optional
+        self._shortened = shortened
         self._left_out: list[int] = []
         self._widths = [max(len(name), (widths or {}).get(name, 0)) for name in header]
         self._begun = False
@@ -124,18 +137,20 @@ class Rows:
             self._leave_out()
         for at in self._left_out:
             del texts[at]
-        self._widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
-        last = _room(columns, self._widths)
-        if last < min(self._widths[-1], LAST_COLUMN_LEAST):
+        widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
+        widths = _narrowed(widths, self._header, self._shortened, columns, min(widths[-1], LAST_COLUMN_MIN))
+        last = _room(columns, widths)
+        if last < min(widths[-1], LAST_COLUMN_LEAST):
             self._begun = True
             return _record(self._whole_header, whole, columns, self._stream)
-        line = _line(texts, self._widths, self._header, self._numbers, last, self._stream)
+        self._widths = widths
+        texts = [*map(_shortened, texts[:-1], widths), texts[-1]]
+        line = _line(texts, widths, self._header, self._numbers, last, self._stream)
         if self._begun:
             return line
         self._begun = True
         left_out = [name for name in self._whole_header if name not in self._header]
-        header = _line(_saying(self._header, left_out), self._widths, self._header, self._numbers, last)
-        return f"{paint(header, 'dim', self._stream)}\n{line}"
+        return "\n".join([*_heading(self._header, left_out, widths, self._numbers, last, self._stream), line])
 
     def _leave_out(self) -> None:
         for name in self._optional:
@@ -151,9 +166,42 @@ def _room(columns: int, widths: Sequence[int]) -> int:
     return columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
 
 
-def _saying(header: Sequence[str], left_out: Sequence[str]) -> list[str]:
-    """Return the header, which names the columns that are left out."""
-    return [*header[:-1], f"{header[-1]} (no {', '.join(left_out)})" if left_out else header[-1]]
+def _heading(
+    header: Sequence[str],
+    left_out: Sequence[str],
+    widths: Sequence[int],
+    numbers: Sequence[str],
+    last: int,
+    stream: TextIO,
+) -> list[str]:
+    """Return the header, which names the columns that are left out, if need be in a line below it."""
+    if not left_out:
+        return [paint(_line(header, widths, header, numbers, last), "dim", stream)]
+    saying = f"(no {', '.join(left_out)})"
+    if len(whole := f"{header[-1]} {saying}") <= last and header[-1] not in numbers:
+        return [paint(_line([*header[:-1], whole], widths, header, numbers, last), "dim", stream)]
+    return [paint(_line(header, widths, header, numbers, last), "dim", stream), paint(saying, "dim", stream)]
+
+
+def _narrowed(
+    widths: Sequence[int], header: Sequence[str], shortened: Sequence[str], columns: int, wanted: int
+) -> list[int]:
+    """Return the widths with these columns narrower, down to `SHORTENED_MIN`, until the last one has `wanted`."""
+    found = list(widths)
+    for name in shortened:
+        lacks = wanted - _room(columns, found)
+        if lacks > 0 and name in header:
+            at = list(header).index(name)
+            found[at] = max(min(found[at], SHORTENED_MIN), found[at] - lacks)
+    return found
+
+
+def _shortened(text: str, width: int) -> str:
+    """Return the text, without its middle if it is wider than `width`."""
+    if len(text) <= width:
+        return text
+    behind = (width - 1) // 2
+    return f"{text[: width - 1 - behind]}…{text[len(text) - behind :]}"
 
 
 def _record(header: Sequence[str], row: Sequence[str], columns: int, stream: TextIO) -> str:
@@ -235,6 +283,11 @@ def _wrapped(text: str, room: int, *, breaks: bool = False) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, room, break_long_words=breaks, break_on_hyphens=False)
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return the text in lines that fit a terminal beside an indent of so many characters, broken between words."""
+    return _wrapped(text, max(shutil.get_terminal_size().columns - indent, LAST_COLUMN_MIN)) or [""]
 
 
 def folded(text: str, stream: TextIO) -> str:

@@ -62,6 +62,9 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
             )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
         planned = (await client.plan(request)).data
+        if planned["starts"] == "refused":  # it may be the limit of jobs, in which the old one still counts
+            body = msgspec.json.decode(msgspec.json.encode(request))
+            planned = await client.read("plan", {"request": body, "cancel": name})
         if planned["starts"] == "refused":
             raise Rejected(msgspec.convert(planned["problem"], Problem))
         await client.read("cancel", {"job": name, "reason": f"job {request.job} is submitted instead", "by": ""})
@@ -100,7 +103,7 @@ def changed(
     if flags.gpu is not None:
         replicas, said = gpu_spec(flags.gpu)
         before = msgspec.convert(body["gpu"], GpuSpec) if body.get("gpu") is not None else None
-        spec = said if before is None else said_anew(before, flags.gpu if not flags.gpu.isdigit() else f"{flags.gpu}x")
+        spec = said if before is None else said_anew(before, flags.gpu)
         if spec is None:
             raise rejected(
                 "invalid-argument",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from moorage.schemas.job import Request
 
 _MIB: Final = 1024 * 1024
+_DECIMAL: Final = re.compile(r"[\d.]+ ?G")
 #: flags that are a request's field of the same name
 _SAME_NAME: Final = (
     "replicas",
@@ -105,7 +107,7 @@ class JobFlags:
     ] = False
     priority: Annotated[int | None, Parameter(help="0..100, higher first; 50 if it is not given.")] = None
     cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
-    memory: Annotated[str | None, Parameter(help="Host memory per replica: 16G or 512M.", value="SIZE")] = None
+    memory: Annotated[str | None, Parameter(help="Host memory per replica: 16Gi or 512Mi.", value="SIZE")] = None
     requires: Annotated[
         list[str] | None,
         Parameter(help="A label that the worker must have: zone=a, or zone=a,b for either value.", value="LABEL"),
@@ -431,6 +433,7 @@ def _resources(flags: JobFlags) -> dict[str, int]:
         resources["cpu_milli"] = milli_cores(flags.cpu)
     if flags.memory is not None:
         resources["memory_mib"] = mebibytes(flags.memory)
+        warn_of_decimal(flags.memory, resources["memory_mib"])
     return resources
 
 
@@ -460,13 +463,20 @@ def mebibytes(size: str) -> int:
         found = size_bytes(size)
     except ValueError:
         raise rejected(
-            "invalid-argument", f"not a size: {size!r}", found=size, next="write it as 16G, 512M or 16Gi"
+            "invalid-argument", f"not a size: {size!r}", found=size, next="write it as 16Gi or 512Mi; 16G is 16e9 bytes"
         ) from None
     if found and size.strip()[-1].isdigit():
         raise rejected(
             "invalid-argument", f"a size without a unit: {size!r}", found=size, next=f"write {size}G, or {size}Mi"
         )
     return math.ceil(found / _MIB)
+
+
+def warn_of_decimal(size: str, mib: int) -> None:
+    """Say how many MiB a size such as `16G` was read as, and what `16Gi` would be, which most tools mean by it."""
+    if found := _DECIMAL.fullmatch(size.strip()):
+        binary = f"{found[0]}i"
+        say(f"warning[memory]: {found[0]} is {mib:,} MiB, as G is 1e9 bytes; {binary} is {mebibytes(binary):,} MiB")
 
 
 def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:

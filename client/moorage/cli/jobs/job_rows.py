@@ -16,6 +16,7 @@ def jobs_table(rows: list[dict[str, Any]]) -> str:
         [job_row(row) for row in rows],
         numbers=("PRI", "TRY", "AGE", "CODE"),
         optional=("TRY", "PRI", "CODE", "AGE"),
+        shortened=("JOB",),
     )
 
 
@@ -29,11 +30,28 @@ def job_row(row: dict[str, Any]) -> list[Any]:
         row["attempt"],
         age(row["age_ms"]),
         code_cell(row["code"]),
-        (row["worker"] or "-")
-        + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
-        + (" sim" if row["simulated"] else ""),
-        row["why"],
+        worker_cell(row),
+        ended_by_itself(row["state"], row["code"], row["why"]),
     ]
+
+
+def worker_cell(row: dict[str, Any]) -> str:
+    """Return a job's worker, how many others it has, and whether it is simulated: `sim-0002 +3 sim`."""
+    return (
+        (row.get("worker") or "-")
+        + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
+        + (" sim" if row.get("simulated") else "")
+    )
+
+
+def ended_by_itself(state: str, code: int | None, why: str) -> str:
+    """Return the reason of an end, also of a command that ended by itself with a code, of which no reason is kept.
+
+    The bare word `end` says only that the worker ended it as asked, which the state says.
+    """
+    if why in ("", "end"):
+        return f"it ended by itself, with code {shell_code(code)}" if state == "FAILED" and code else ""
+    return why
 
 
 def no_jobs(tenant: str, states: list[str]) -> str:

@@ -110,6 +110,10 @@ def logs(
         int | None,
         Parameter(help="Print what is kept of this attempt, and exit with 0."),
     ] = None,
+    follow: Annotated[
+        bool,
+        Parameter(help="Wait for more output until the job has ended; this is the default.", names=("-f", "--follow")),
+    ] = False,
     no_follow: Annotated[
         bool, Parameter(help="Print what is kept now, do not wait for more, and exit with 0.")
     ] = False,

@@ -10,9 +10,18 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import age, facts, folded, ports_words, table, utc, utc_ms
-from moorage.cli.jobs.job_rows import code_cell, counts_line, jobs_table, matching, no_jobs
+from moorage.cli.jobs.job_rows import (
+    code_cell,
+    counts_line,
+    ended_by_itself,
+    jobs_table,
+    matching,
+    no_jobs,
+    worker_cell,
+)
 from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
 from moorage.client.login import who
+from moorage.schemas.actors import words
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.units import many
@@ -151,18 +160,19 @@ def _show(data: dict[str, Any]) -> None:
                 ("job", data["job"]),
                 ("tenant", data["tenant"]),
                 ("state", data["state"]),
-                ("simulated", "sim" if simulated else ""),
+                ("simulated", "yes" if simulated else ""),
                 ("gpu", data.get("gpu")),
                 ("command", " ".join(request.get("run", {}).get("argv", []))),
                 ("priority", data.get("priority")),
                 ("age", age(data["age_ms"]) if "age_ms" in data else ""),
-                ("worker", data.get("worker")),
+                ("worker", worker_cell(data)),
+                ("replicas", _replicas(data)),
                 ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
                 ("guest", guest_words(data)),
                 ("ports", _ports(data)),
                 ("output", _cuts(data)),
                 ("code", code_cell(data.get("code"))),
-                ("why", data.get("why")),
+                ("why", ended_by_itself(data["state"], data.get("code"), data.get("why") or "")),
                 ("kept", _kept(data)),
                 *_kept_rows(data),
             ]
@@ -179,6 +189,25 @@ def _show(data: dict[str, Any]) -> None:
                 wraps=True,
             )
         )
+
+
+#: replicas in one state that `show` names
+REPLICAS_NAMED_MAX: Final = 8
+
+
+def _replicas(data: dict[str, Any]) -> str:
+    """Return how many of several replicas are in which state; of those that failed a few numbers, too."""
+    rows = data.get("replica_states", [])
+    if len(rows) < 2:
+        return ""
+    counts: dict[str, list[int]] = {}
+    for at, row in enumerate(rows):
+        counts.setdefault(row["state"], []).append(row.get("replica", at))
+    words = []
+    for name, numbers in sorted(counts.items(), key=lambda found: -len(found[1])):
+        few = ", ".join(map(str, numbers[:REPLICAS_NAMED_MAX])) + (", …" if len(numbers) > REPLICAS_NAMED_MAX else "")
+        words.append(f"{len(numbers)} {name}" + (f" ({few})" if name in TERMINAL and name != "SUCCEEDED" else ""))
+    return ", ".join(words)
 
 
 def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
@@ -228,7 +257,12 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         change.get("worker") or "-",
         code_cell(change.get("code")),
         len(change.get("gpus", [])) or "-",
-        why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
+        why_of(
+            change["state"],
+            ended_by_itself(change["state"], change.get("code"), change.get("why", "")),
+            change.get("by", ""),
+            change.get("said", ""),
+        ),
     ]
 
 
@@ -236,7 +270,7 @@ def why_of(state: str, why: str, by: str, said: str) -> str:
     """Return the reason of a state; it names the user if a tenant or an operator caused it."""
     if by in ("", "worker") or state == ACCEPTED:
         return why or "-"
-    actor = f"{by}, unverified name {said}" if said else by
+    actor = words(by, said)
     return f"{why} ({actor})" if why else f"({actor})"
 
 

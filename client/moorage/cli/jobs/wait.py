@@ -179,11 +179,19 @@ def events(
     return with_client(options, work)
 
 
+#: what a narrow terminal leaves out of them, the first one first
+_OPTIONAL: Final = ("GPUS", "TRY", "REPLICA")
 COLUMNS: Final = ("UTC", "JOB", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY")
 
 
 def _rows(job_width: int) -> Rows:
-    return Rows(COLUMNS, numbers=("CODE",), optional=("GPUS", "TRY"), widths={**WIDTHS, "JOB": job_width})
+    return Rows(
+        COLUMNS,
+        numbers=("CODE",),
+        optional=_OPTIONAL,
+        shortened=("JOB",),
+        widths={**WIDTHS, "JOB": job_width},
+    )
 
 
 def _tell(event: Event, options: RowOptions, rows: Rows) -> None:

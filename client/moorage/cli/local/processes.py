@@ -81,11 +81,11 @@ def find_ledger(held: SchedulerSettings) -> tuple[SchedulerSettings, str | None]
     The URL is None if none runs here, or if the settings have `nats`. If one runs here, the settings name its file of
     the ledger's URL, unless another one is set.
     """
-    from moorage.bus.target import find_context, home
+    from moorage.bus.target import find_context, find_home
 
     context = find_context(held.nats)
-    ledger = home() / LEDGER_URL_FILE
-    is_beside_up = context.source.startswith(str(home()))
+    ledger = find_home() / LEDGER_URL_FILE
+    is_beside_up = context.source.startswith(str(find_home()))
     said = held.ledger_url_file or {LEDGER_URL_VARIABLE, LEDGER_URL_FILE_VARIABLE} & os.environ.keys()
     if not said and is_beside_up and ledger.exists():
         held = msgspec.structs.replace(held, ledger_url_file=ledger)
@@ -105,7 +105,7 @@ def worker(
     """
 
     def act() -> int:
-        from moorage.bus.target import WORKERS_FOLDER, find_context, home
+        from moorage.bus.target import WORKERS_FOLDER, find_context, find_home
         from moorage.schemas.settings import told
         from moorage.system.loops import loop_factory
         from moorage.worker.run import run
@@ -113,7 +113,7 @@ def worker(
 
         given = {**dataclasses.asdict(flags), "nats": options.nats}
         file = the_file(settings)
-        held, found = worker_settings(given, home() / WORKERS_FOLDER, file=file)
+        held, found = worker_settings(given, find_home() / WORKERS_FOLDER, file=file)
         context = find_context(held.nats)
 
         async def serve() -> None:

@@ -30,7 +30,8 @@ def api(
 ) -> int:
     """Send one frame of the protocol, and print its answer as it comes.
 
-    The frame goes to moorage.api.TENANT.VERB or moorage.admin.VERB. It is sent once; without an answer, not again.
+    The frame goes to moorage.api.TENANT.VERB or moorage.admin.OPERATOR.VERB. It is sent once; without an answer,
+    not again. OPERATOR is the name in your key, _ without keys.
     docs/protocol.md says which verbs there are and what each takes. An error exits with the code that other verbs have
     for it.
     """
@@ -41,12 +42,16 @@ def api(
         from moorage.client.errors import unanswered
 
         admin = verb.startswith(ADMIN)
-        subject = client.subjects.admin(verb.removeprefix(ADMIN)) if admin else client.subjects.api(client.tenant, verb)
+        subject = (
+            client.subjects.admin(verb.removeprefix(ADMIN), client.operator)
+            if admin
+            else client.subjects.api(client.tenant, verb)
+        )
         mux = await Mux.open(client.link)
         try:
             answer = await mux.request(subject, payload, client.timeout_s)
         except BusError as error:
-            raise unanswered(error, client.context.safe_url if client.context else "", client.timeout_s) from None
+            raise unanswered(error, client.context.where if client.context else "", client.timeout_s) from None
         finally:
             await mux.close()
         return _show(answer)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import NOTES, Code, ends, error_codes, fix_of, frame, reasons
 from moorage.cli.framework.console import emit, tell
+from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.framework.render import facts, table
 from moorage.schemas.nearest import nearest
@@ -52,6 +53,13 @@ _KINDS: Final = {
 }
 
 
+def _exit_code(code: Code) -> int | str | None:
+    """Return the exit code in words, where it is that of the job."""
+    if code.exit_code is None and code.fault:
+        return f"the job's own, 128 + the signal that ended it, or {EXIT_FAILED} without either"
+    return code.exit_code
+
+
 def page(code: Code) -> str:
     """Return everything that is known of a code, as text."""
     where = {"caller": "the caller's", "fleet": "the fleet's, not yours", "moorage": "moorage's own: report it"}
@@ -62,7 +70,7 @@ def page(code: Code) -> str:
             ("means", code.means),
             ("fault", where.get(code.fault)),
             ("kind", _KINDS.get(code.of)),
-            ("exit code", code.exit_code),
+            ("exit code", _exit_code(code)),
             ("note", NOTES.get(code.code, "")),
             ("fix", fix),
         ]

@@ -16,6 +16,7 @@ from moorage.cli.framework.files import cannot_read
 from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import OF_LEDGER, LedgerOptions
 from moorage.cli.framework.render import utc_ms
+from moorage.schemas.actors import split, words
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -164,11 +165,13 @@ def show(row: dict[str, Any], options: LedgerOptions) -> None:
     ledger, time_ms = row["ledger"], row.get("time_ms")
     if row["kind"] == "act":
         rest = {name: value for name, value in row.items() if name not in ("kind", "ledger", "epoch", "time_ms", "act")}
-        told = ", ".join(f"{name} {_word(value)}" for name, value in rest.items())
+        told = ", ".join(
+            f"{name} {_word(words(*split(value)) if name == 'by' else value)}" for name, value in rest.items()
+        )
         _line(ledger, time_ms, [row["act"]], told)
         return
     name = f"{row['tenant']}/{row['job']}" + (f"/{row['replica']}" if row["replica"] >= 0 else "")
-    why = [row.get("why", ""), f"by {row['by']}" if row.get("by") else ""]
+    why = [row.get("why", ""), f"by {words(row['by'], row.get('said', ''))}" if row.get("by") else ""]
     if "workers_known" in row:
         why.append(f"{row['workers_known']} workers known, {row['free_left']} left free")
         why.append(f"{row['placed_together']} replicas placed by this decision" if row["placed_together"] > 1 else "")

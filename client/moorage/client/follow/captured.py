@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from moorage.client.follow.budget import SPARE_BYTES, Budget
 from moorage.client.follow.output import Piece, tail_of
 from moorage.client.follow.ports import Reads
 from moorage.client.follow.result import Result, decided
 from moorage.schemas.frames import ResultLine, StreamName
 
-#: most characters kept of each stream of each replica; if there are more, the first ones are dropped
-STREAM_CHARS_MAX: Final = 16 * 1024 * 1024
+#: most bytes kept of each stream of each replica; if there are more, the first ones are dropped
+STREAM_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class _Stream:
     """One stream of one replica in its newest attempt."""
 
-    __slots__ = ("attempt", "chars", "expected", "lost", "sizes", "texts")
+    __slots__ = ("attempt", "bytes", "expected", "lost", "sizes", "texts")
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
         self.texts: deque[str] = deque()
         self.sizes: deque[int] = deque()  # the size of each text in bytes, as the job wrote it
-        self.chars = 0
+        self.bytes = 0
         self.expected = 0
         self.lost = 0
 
@@ -32,11 +33,15 @@ class _Stream:
         self.expected = max(self.expected, piece.behind)
         self.texts.append(piece.text)
         self.sizes.append(piece.behind - piece.offset)
-        self.chars += len(piece.text)
-        while self.chars > STREAM_CHARS_MAX and len(self.texts) > 1:
-            gone = self.texts.popleft()
-            self.chars -= len(gone)
-            self.lost += self.sizes.popleft()
+        self.bytes += self.sizes[-1]
+
+    def drop(self) -> int:
+        """Drop the oldest text, and return its size in bytes."""
+        self.texts.popleft()
+        size = self.sizes.popleft()
+        self.bytes -= size
+        self.lost += size
+        return size
 
 
 #: bounds of the last lines of output that `JobFailed` has
@@ -76,18 +81,39 @@ class Tail:
 
 
 class Captured:
-    """Collects pieces as they arrive. If a replica was tried again, only its newest attempt is kept."""
+    """Collects pieces as they arrive. If a replica was tried again, only its newest attempt is kept.
 
-    def __init__(self) -> None:
+    At most STREAM_BYTES_MAX of each stream are kept, and of all streams what the client's budget has room for: then the
+    beginning of the longest stream is dropped.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._streams: dict[tuple[int, StreamName], _Stream] = {}
 
     def take(self, piece: Piece) -> None:
         key = (piece.replica, piece.stream)
         stream = self._streams.get(key)
         if stream is None or piece.attempt > stream.attempt:
+            self._budget.give(0 if stream is None else stream.bytes)
             stream = self._streams[key] = _Stream(piece.attempt)
-        if piece.attempt == stream.attempt:
-            stream.add(piece)
+        if piece.attempt != stream.attempt:
+            return
+        size = piece.behind - piece.offset
+        while not self._budget.take(size, SPARE_BYTES):
+            longest = max(self._streams.values(), key=lambda each: each.bytes)
+            if not longest.bytes:  # others hold all of it
+                stream.lost += max(piece.behind - stream.expected, 0)
+                stream.expected = max(stream.expected, piece.behind)
+                return
+            self._budget.give(longest.drop())
+        stream.add(piece)
+        while stream.bytes > STREAM_BYTES_MAX and len(stream.texts) > 1:
+            self._budget.give(stream.drop())
+
+    def close(self) -> None:
+        """Return what this holds to the client's budget. The texts stay, for the result."""
+        self._budget.give(sum(stream.bytes for stream in self._streams.values()))
 
     def text(self, name: StreamName) -> str:
         """Return what was received of the stream `out` or `err`, replica by replica."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, TypeVar
 
 from moorage.bus.transport import Delivery
+from moorage.client.follow.budget import Held
 from moorage.client.follow.feed import decode_events
 from moorage.client.follow.stories import Stories
 from moorage.schemas.codec import Decoder
@@ -16,8 +16,6 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, FleetFrame
 
 FLEET_FRAMES_MAX: Final = 16
-#: most frames of a tenant's events that wait for the reader; beyond it the oldest are dropped
-EVENTS_FRAMES_MAX: Final = 10_000
 
 T = TypeVar("T")
 
@@ -36,19 +34,24 @@ async def fleet_frames(stories: Stories) -> AsyncGenerator[FleetFrame, None]:
 async def tenant_events(stories: Stories) -> AsyncGenerator[Event, None]:
     """Yield the events of the tenant's jobs; see `AsyncClient.events`."""
     subject = stories.asks.subjects.events(stories.asks.tenant)
-    async with contextlib.aclosing(_listen(stories, subject, decode_events, EVENTS_FRAMES_MAX)) as frames:
+    async with contextlib.aclosing(_listen(stories, subject, decode_events, None)) as frames:
         async for frame in frames:
             for event in frame.jobs:
                 yield event
 
 
-async def _listen(stories: Stories, subject: str, decode: Callable[[bytes], T], most: int) -> AsyncGenerator[T, None]:
-    """Yield the frames on a subject. The newest `most` frames wait for the reader; invalid frames are skipped."""
-    waiting: deque[bytes] = deque(maxlen=most)
+async def _listen(
+    stories: Stories, subject: str, decode: Callable[[bytes], T], most: int | None
+) -> AsyncGenerator[T, None]:
+    """Yield the frames on a subject. The newest frames wait for the reader, at most `most` of them, and as many as the
+    client's budget has room for; invalid frames are skipped."""
+    waiting: Held[bytes] = Held(stories.budget)
     some = asyncio.Event()
 
     def on_frame(delivery: Delivery) -> None:
-        waiting.append(delivery.data)
+        waiting.put_and_drop(delivery.data, len(delivery.data))
+        if most is not None and len(waiting) > most:
+            waiting.take()
         some.set()
 
     subscription = await stories.asks.subscribe(subject, on_frame)
@@ -58,7 +61,7 @@ async def _listen(stories: Stories, subject: str, decode: Callable[[bytes], T], 
         while True:
             while waiting:
                 try:
-                    frame = decode(waiting.popleft())
+                    frame = decode(waiting.take())
                 except Refused:
                     continue
                 yield frame
@@ -67,4 +70,5 @@ async def _listen(stories: Stories, subject: str, decode: Callable[[bytes], T], 
             stories.check_open()
     finally:
         stories.endless.discard(some)
+        waiting.take_all()
         await subscription.unsubscribe()

@@ -11,7 +11,7 @@ import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
 from moorage.client.follow.ports import Reads
-from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, StreamName
+from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, StreamName
 
 OVERLOADED_TRIES_MAX: Final = 50
 #: wait between two of these tries, if the worker sends no other
@@ -19,6 +19,9 @@ OVERLOADED_WAIT_S: Final = 0.2
 STREAMS: Final[tuple[StreamName, ...]] = ("out", "err")
 #: bytes of an average line, to guess where a tail begins; if the lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
+
+#: bytes of each number of the stream `order`; see `LogsAsked`
+ORDER_NUMBER_BYTES: Final = 4
 
 #: replica, attempt (None: the newest, where no number is known), stream
 _Key = tuple[int, int | None, StreamName]
@@ -61,7 +64,7 @@ async def read_page(
     job: str,
     replica: int,
     attempt: int | None,
-    stream: StreamName,
+    stream: LogStream,
     offset: int,
     limit: int = LOG_PAGE_BYTES_MAX,
 ) -> LogPage:
@@ -85,10 +88,11 @@ async def read_page(
 
 
 def piece_of(page: LogPage) -> Piece:
-    """Return a page as a piece. Its `end` is false if the stored output was cut off there."""
+    """Return a page of `out` or `err` as a piece. Its `end` is false if the stored output was cut off there."""
     text = page.text if page.data is None else page.data.decode(errors="replace")
     end = page.over and (not page.truncated or page.cut_to > 0)
-    return Piece(page.replica, page.attempt, page.stream, page.offset, text, end, page.next, page.data)
+    stream: StreamName = "err" if page.stream == "err" else "out"
+    return Piece(page.replica, page.attempt, stream, page.offset, text, end, page.next, page.data)
 
 
 async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
@@ -140,6 +144,32 @@ class _Stream:
         return _from(piece, begin) if begin > page.offset else piece
 
 
+class _Source:
+    """The pieces of one stream, of which a part may be taken."""
+
+    def __init__(self, pieces: AsyncIterator[Piece]) -> None:
+        self.piece: Piece | None = None
+        self._pieces = pieces
+
+    async def fill(self) -> None:
+        if self.piece is None:
+            self.piece = await anext(self._pieces, None)
+
+    async def up_to(self, offset: int | None) -> AsyncIterator[Piece]:
+        """Yield the pieces up to an offset of the stream; None: all of them."""
+        while True:
+            await self.fill()
+            piece = self.piece
+            if piece is None or (offset is not None and piece.offset >= offset):
+                return
+            if offset is None or piece.behind <= offset:
+                self.piece = None
+                yield piece
+            else:
+                first, self.piece = _split(piece, offset)
+                yield first
+
+
 class Joiner:
     """Joins stored and new output: it tracks how far each stream was yielded, and reads what is missing in between.
 
@@ -184,10 +214,38 @@ class Joiner:
                     yield piece
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
-        """Yield the stored output of an attempt that was not yielded yet, stdout first. Errors go to `trouble`."""
-        for stream in STREAMS:
-            async for piece in self._up_to((replica, attempt, stream), None):
+        """Yield the stored output of an attempt that was not yielded yet, both streams in the order in which it arrived
+        at the worker. What is not known of that order comes at the end, stdout first. Errors go to `trouble`."""
+        sources = {name: _Source(self._up_to((replica, attempt, name), None)) for name in STREAMS}
+        for source in sources.values():
+            await source.fill()
+        if all(source.piece is not None for source in sources.values()):
+            ends = dict.fromkeys(STREAMS, 0)
+            async for name, size in self._runs(replica, attempt):
+                ends[name] += size
+                async for piece in sources[name].up_to(ends[name]):
+                    yield piece
+        for source in sources.values():
+            async for piece in source.up_to(None):
                 yield piece
+
+    async def _runs(self, replica: int, attempt: int | None) -> AsyncIterator[tuple[StreamName, int]]:
+        """Yield of which stream how many bytes arrived one after the other, as far as the worker has recorded it."""
+        offset, count, rest = 0, 0, b""
+        while True:
+            try:
+                page = await read_page(self._client, self._job, replica, attempt, "order", offset)
+            except ClientError:  # a scheduler or a worker of an older release
+                return
+            rest += page.text.encode() if page.data is None else page.data
+            whole = len(rest) // ORDER_NUMBER_BYTES * ORDER_NUMBER_BYTES
+            for at in range(0, whole, ORDER_NUMBER_BYTES):
+                yield STREAMS[count % len(STREAMS)], int.from_bytes(rest[at : at + ORDER_NUMBER_BYTES], "little")
+                count += 1
+            rest = rest[whole:]
+            if page.next <= offset or page.next >= page.size:
+                return
+            offset = page.next
 
     def is_over(self, replica: int, attempt: int, stream: StreamName) -> bool:
         """Return whether the whole stream was yielded."""
@@ -293,6 +351,21 @@ def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
 
 def _bytes_of(piece: Piece) -> bytes:
     return piece.text.encode() if piece.data is None else piece.data
+
+
+def _split(piece: Piece, offset: int) -> tuple[Piece, Piece]:
+    """Return the parts of a piece before and from an offset of the stream, which is inside it."""
+    data = _bytes_of(piece)
+    at = offset - piece.offset
+    return (
+        _with(msgspec.structs.replace(piece, end=False, next=offset), data[:at]),
+        _with(msgspec.structs.replace(piece, offset=offset, next=piece.behind, dropped=0), data[at:]),
+    )
+
+
+def _with(piece: Piece, data: bytes) -> Piece:
+    text = data.decode(errors="replace")
+    return msgspec.structs.replace(piece, text=text, data=data if text.encode() != data else None)
 
 
 def _from(piece: Piece, offset: int) -> Piece:

@@ -23,7 +23,7 @@ async def run(
 
     Raises as `AsyncClient.run`.
     """
-    captured, tail = Captured(), Tail()
+    captured, tail = Captured(stories.budget), Tail()
     watch = Watch(Following(stories, job, to_submit=asked, ahead=True, at_end=True), past=True)
     await watch.open()
     try:
@@ -37,6 +37,7 @@ async def run(
                 captured.take(item)
                 tail.take(item)
     finally:
+        captured.close()
         await watch.close()
     result = msgspec.structs.replace(
         watch.result(),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from math import inf
 from typing import Any, Final, Protocol
@@ -20,6 +19,7 @@ from moorage.bus.errors import ConnectionClosed
 from moorage.bus.inbox import CLOCK_S, Answers
 from moorage.bus.transport import Delivery, Handler, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, timed_out
+from moorage.client.follow.budget import Budget, Held
 from moorage.client.follow.feed import Feed, check_permitted
 from moorage.client.follow.output import Piece
 from moorage.client.follow.ports import Asks
@@ -33,8 +33,10 @@ from moorage.schemas.job import Request
 
 #: if a client has this many followers, further ones share the subscription to the tenant's frames
 CROWD: Final = 16
-#: most items that wait for the reader. Events beyond it are asked for later; output beyond it is lost (and counted)
-PENDING_MAX: Final = 10_000
+#: bytes that an item takes here beside its text, and bytes of one transition. Events beyond the client's budget are
+#: asked for later; output beyond it is lost (and counted)
+ITEM_BYTES: Final = 512
+CHANGE_BYTES: Final = 512
 #: a reader that only needs the job's end is woken early if this many items wait
 TOGETHER_MAX: Final = 64
 #: after a silence of this length the leader is asked for the job, as the last event may have been lost
@@ -62,6 +64,7 @@ class Stories:
         self.asks = asks
         self.feed = Feed(asks)
         self.drivers = KnownDrivers()
+        self.budget = Budget()
         self.waits = Answers("")  # waits for events use the class for answers: one timer serves all of them
         self.silences = Answers("", context=upkeep)
         self.followers: set[Refreshed] = set()
@@ -131,7 +134,7 @@ class Following:
         self._ahead = ahead
         self._at_end = at_end
         self._saw = saw
-        self._pending: deque[Event | Piece] = deque()
+        self._pending: Held[Event | Piece] = Held(stories.budget)
         self._received = 0
         self._waiting = Waiting(stories.waits, stories.silences)
         self._silence_s = REPAIR_S_FIRST
@@ -164,6 +167,7 @@ class Following:
     async def close(self) -> None:
         """Stop listening; the job goes on."""
         self._stories.followers.discard(self)
+        self._pending.take_all()
         if self._end_timer is not None:
             self._end_timer.cancel()
         own, self._own = self._own, None
@@ -191,23 +195,26 @@ class Following:
         """Merge an event, in the read path, and enqueue it."""
         story = self.story
         self._received += 1
-        if len(self._pending) >= PENDING_MAX:
+        if self._stories.budget.left < _size_of(event):
             story.is_stale = True
         elif (news := story.take(event)) is not None:
             self._tell([news])
-            self.put(news)
+            self._pending.put_always(news, _size_of(news))  # the story has it already, so it is not asked for again
+            self._wake()
             return
         if story.has_gap:
             self._waiting.wake()
 
     def put(self, item: Event | Piece) -> bool:
-        """Enqueue an item; return False if too many items wait."""
-        if len(self._pending) >= PENDING_MAX:
+        """Enqueue an item; return False if this client holds too much that waits for readers."""
+        if not self._pending.put(item, _size_of(item)):
             return False
-        self._pending.append(item)
+        self._wake()
+        return True
+
+    def _wake(self) -> None:
         if not self._at_end or self.story.is_over or len(self._pending) >= TOGETHER_MAX:
             self._waiting.wake()
-        return True
 
     def refresh(self) -> None:
         """Have the reader ask for the job again, as events may have been missed."""
@@ -242,8 +249,10 @@ class Following:
 
     def _take_events(self) -> list[Event]:
         """Return the waiting events; output stays in the queue."""
-        items, self._pending = self._pending, deque()
-        self._pending.extend(item for item in items if not isinstance(item, Event))
+        items = self._pending.take_all()
+        for item in items:
+            if not isinstance(item, Event):
+                self._pending.put_always(item, _size_of(item))
         return [item for item in items if isinstance(item, Event)]
 
     def _tell(self, news: list[Event]) -> list[Event]:
@@ -256,7 +265,7 @@ class Following:
         """Yield events and output in order until the job ends. Raises `TimedOut`."""
         while True:
             while self._pending:
-                yield self._pending.popleft()
+                yield self._pending.take()
             if self.story.is_over:
                 return
             await self._step()
@@ -264,13 +273,12 @@ class Following:
     async def over(self) -> None:
         """Wait until the job ends, and drop all items. Raises `TimedOut`."""
         while not self.story.is_over:
-            self._pending.clear()
+            self._pending.take_all()
             await self._step()
 
     def taken(self) -> list[Event | Piece]:
         """Remove and return the waiting items."""
-        items, self._pending = list(self._pending), deque()
-        return items
+        return self._pending.take_all()
 
     async def more(self, ends_s: float) -> bool:
         """Wait for an item until `ends_s` of the loop's clock, and return whether one arrived."""
@@ -283,7 +291,8 @@ class Following:
         if self._left_s() <= CLOCK_S:
             raise too_late(story.job, story.state, self._timeout_s)
         if story.has_gap:
-            self._pending += await self._repair()
+            for event in await self._repair():
+                self._pending.put_always(event, _size_of(event))
             return
         received = self._received
         woken = await self._waiting.wait_in_silence(self._silence_s)
@@ -378,6 +387,13 @@ class Following:
             rev, more = data.get("rev", max(rev, page["rev"])), page["more"] and bool(told)
             after = told[-1].rev if told else after
         return rev, [found[each] for each in sorted(found) if each <= rev]
+
+
+def _size_of(item: Event | Piece) -> int:
+    """Return about how many bytes an item takes."""
+    if isinstance(item, Event):
+        return ITEM_BYTES + CHANGE_BYTES * len(item.changes) + sum(len(change.gpus) for change in item.changes) * 64
+    return ITEM_BYTES + len(item.text) + len(item.data or b"")
 
 
 def too_late(job: str, state: str, timeout_s: float) -> TimedOut:

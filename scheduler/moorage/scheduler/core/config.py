@@ -7,11 +7,14 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from moorage.scheduler.core.ageing import Ageing
+from moorage.scheduler.core.state import AVOID_MAX
 from moorage.schemas.settings import setting
 
 GIB: Final = 1 << 30
 #: capacity of the table of finished jobs (`finished.ROWS_MAX`)
 FINISHED_ROWS_MAX: Final = 2_000_000
+#: the most jobs remembered of each worker that failed to start there
+FAILED_KEPT_MAX: Final = 64
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     load_s: Annotated[float, setting("Interval at which load frames are expected.", unit="s", ge=0.2, le=60)] = 2.0
     loads_missed_max: Annotated[
         int, setting("After this many missed load frames nothing new is placed on that worker.", ge=1, le=1000)
+    ] = 3
+    not_here_max: Annotated[
+        int,
+        setting(
+            "A job that never ran ends once so many workers have refused it because they lack what it needs (a secret, "
+            "user, folder, program or image), or all workers that could take it.",
+            ge=1,
+            le=AVOID_MAX,
+        ),
+    ] = 3
+    start_failures_max: Annotated[
+        int,
+        setting(
+            "After so many jobs in a row that failed to start on a worker, and that have since started on another or "
+            "belong to two tenants, the worker gets none for a while.",
+            ge=2,
+            le=FAILED_KEPT_MAX,
+        ),
     ] = 3
     jobs_max: Annotated[
         int,

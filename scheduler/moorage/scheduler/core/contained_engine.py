@@ -27,6 +27,7 @@ from moorage.scheduler.core.state import Job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Renew
 from moorage.schemas.own_class import is_own
+from moorage.schemas.reasons import STARTS_FAIL
 
 #: how often one record is rebuilt before the term ends
 BUILDS_MAX: Final = 64
@@ -373,7 +374,7 @@ class ContainedEngine(Engine):
         """Cordon the hosts of failing workers, until an operator reopens them."""
         for worker_id in self.containment.failing:
             worker = self.state.workers[worker_id]
-            if worker.flag == "open" and self._begins(CORDON, flight.draft):
+            if worker.flag in ("open", STARTS_FAIL.name) and self._begins(CORDON, flight.draft):
                 self.windows.flag(flight.draft, worker, "cordoned", BY_SCHEDULER)
 
     # -------------------------------------------------------------------------------- after the acknowledgement

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
 from moorage.scheduler.core.ids_in_bodies import written_id
-from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Level, Tombstone, encode_act
+from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Lacks, Level, Tombstone, encode_act
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
 from moorage.scheduler.core.records import (
@@ -101,6 +101,7 @@ class Draft:
         "actors",
         "acts",
         "avoided",
+        "avoids",
         "bytes",
         "counts",
         "ended",
@@ -108,8 +109,10 @@ class Draft:
         "evidence",
         "extra_all",
         "facts",
+        "freezes",
         "gone",
         "idle",
+        "lacking",
         "left_queue",
         "next_num",
         "notes",
@@ -148,6 +151,11 @@ class Draft:
         #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
         #: queue group until the record is folded. Ordered, because fold numbers the new shapes in this order
         self.avoided: dict[int, set[int]] = {}
+        #: by worker number and job number: the slots that the job avoids from this record on; only what it changes
+        self.avoids: dict[int, dict[int, int]] = {}
+        self.freezes: dict[int, list[Freeze]] = {}  # by job number: this record's words on freezing and resuming it
+        #: by job number: workers that refused the job in this record because they lack what it needs
+        self.lacking: dict[int, list[int]] = {}
         #: exit code and reason of the attempts of gang members that end in this record
         self.ended: dict[Replica, tuple[int, str]] = {}
         # the rows that this record changes
@@ -289,9 +297,17 @@ class Draft:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
+    def lacks(self, job: Job, worker: Worker) -> None:
+        """Record that a worker lacks what a job needs."""
+        self.add(Lacks(job.num, worker.num))
+        self.lacking.setdefault(job.num, []).append(worker.num)
+
     def avoid(self, job: Job, worker: Worker, slots: int) -> None:
         """Record that a job avoids these slots of a worker from now on; 0 lifts the avoidance of that worker."""
         self.add(Avoid(job.num, worker.num, slots))
+        of_worker = self.avoids.setdefault(worker.num, {})
+        before = of_worker.get(job.num, dict(job.avoid).get(worker.num, 0))
+        of_worker[job.num] = before | slots if slots else 0
         workers = self.avoided.setdefault(job.num, set())
         if slots:
             workers.add(worker.num)
@@ -300,6 +316,8 @@ class Draft:
 
     def add(self, act: AnyAct) -> None:
         self.acts.append(act)
+        if isinstance(act, Freeze):
+            self.freezes.setdefault(act.job, []).append(act)
         self.bytes += len(encode_act(act))
 
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
@@ -460,7 +478,7 @@ class Draft:
             self.steps += (op, replica.job.num, replica.index, run.to, run.code, run.note)
             self.bytes += STEP_BYTES - RUN_BYTES
         else:
-            self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence, member.worker.num))
+            self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence))
         self.gone.add(member)
         self._leave(member)
 
@@ -509,7 +527,7 @@ class Draft:
     def quarantine(self, member: Member, mask: int) -> None:
         self._settle(member)
         replica = member.replica
-        self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
+        self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence), mask)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
         """Ask a replica's member to end: `to` is ENDING or CANCELLING, `becomes` the state after that.

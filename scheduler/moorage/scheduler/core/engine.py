@@ -40,11 +40,14 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
+from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.guests import Guests
+from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.sessions import Report, Sessions, has_room, lose_bytes, reported
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
+from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
@@ -64,7 +67,7 @@ from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Esti
 from moorage.scheduler.core.schedule.soonest import Soonest
 from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import Job, State, Worker
+from moorage.scheduler.core.state import Job, State
 from moorage.scheduler.core.waited import Waited
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
@@ -121,14 +124,18 @@ class Engine:
         """Create all parts that are derived from the state and the fleet; the ledger holds nothing of them."""
         state, config = self.state, self.config
         self.fleet = Fleet()
-        self.queue = Queue()
+        self.queue = Queue(self.fleet.tell_apart)
         reader = RequestReader(self.fleet)
         self.requests, self.shapes, self.read = reader.requests, reader.shapes, reader.read
         self.request_of, self.priority_of, self.workload_of = reader.request_of, reader.priority_of, reader.workload_of
         self.shape_of, self.shape_asked_by = reader.shape_of, reader.shape_asked_by
         self.durations = Durations()
         self.timers = Timers(state, self.request_of)
-        self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
+        self.lifecycle = Lifecycle(
+            self.fleet, self.request_of, self.shape_of, self.timers.requeue,
+            Lacking(self.fleet, self.shape_of, config.not_here_max),
+            Starts(state, self.fleet, config.start_failures_max),
+        )  # fmt: skip
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self._soonest = Soonest(state, self.fleet, self.estimates, reclaims=config.reclaim)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self._soonest_ms)
@@ -145,6 +152,7 @@ class Engine:
         self.seek_at_once = self.planner.preempting.seek_at_once
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
+        self._forgetting = Forgetting(state, int(config.history_keep * 1000))
         self._indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self._index_failed
         )
@@ -453,10 +461,8 @@ class Engine:
         if tenant in self.fleet.named:
             event.shape = self.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
-        if shape.requires:
-            self.fleet.tell_apart(shape.requires)
-        if shape.device_ids:
-            self.fleet.tell_devices_apart(shape.device_ids)
+        if shape.requires or shape.device_ids:
+            self.fleet.tell_apart(shape)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             flight.reply_submit(event, outcome)
@@ -500,7 +506,9 @@ class Engine:
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
         self.retention.rows_looked = False
+        self._forgetting.pass_time(draft)
         self.windows.pass_time(draft)
+        self.lifecycle.starts.pass_time(draft)
         self.admission.forget_cancels(draft)
         self._indexing.queue_rejections()
         self.timers.clear_out()
@@ -539,13 +547,17 @@ class Engine:
             self.planner.reserving.learned.add(job.tenant)
         wanted = WantedFrames(state, self.subjects)
         writer.answer_submits(flight, folded.accepted, out)
-        self._workers(flight, folded.workers, out, mono_ms)
+        self._workers(flight, folded, mono_ms)
         wanted.placed(folded.placed)
         for member in folded.touched:
             wanted.add(member)
         for event, frame, host in flight.renewed:
             host.last_ms = mono_ms
-            renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining", level=state.level)
+            window, is_draining = host.worker.window, host.worker.flag == "draining"
+            left_s = None if window is None else max(0.0, (window.leave_ms - state.time_ms) / 1000)
+            renewed = Renewed(
+                frame.n, state.epoch, draining=is_draining, level=state.level, drain_s=left_s if is_draining else None
+            )
             out.answers.append((event.reply, encode(renewed, json=event.json)))
             unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no, frame.resized)
             self.reports[host.worker.num] = reported(self.reports.get(host.worker.num), unknown)
@@ -571,15 +583,19 @@ class Engine:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
         out.answers = [answer for answer in out.answers if answer[0]]  # no reply subject: no answer is wanted
 
-    def _workers(self, flight: InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
+    def _workers(self, flight: InFlight, folded: Folded, mono_ms: int) -> None:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
-        for worker in workers:
+        for worker in folded.workers:
             if worker.id in joined and worker.session:
                 self.fleet.rules_of(worker.hello)  # before the hosts are made below
         for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a term for each tenant
             for job in self.state.tenants[tenant].jobs.values():
                 self._indexing.reshape(job)
-        for worker in workers:
+        for worker in folded.forgotten:
+            self.sessions.forget(worker.num)
+            self.reports.pop(worker.num, None)
+            self.fleet.forget(worker.num)
+        for worker in folded.workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(
                     worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()], mono_ms
@@ -594,3 +610,5 @@ class Engine:
                     host.closed = worker.flag != "open"
                     self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens
                     self.fleet.refresh(host)
+        for group in self.queue.groups.values() if flight.joined else ():
+            self.fleet.tell_apart(group.shape)

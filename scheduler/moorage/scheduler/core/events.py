@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from moorage.scheduler.core.records import by_tenant
+from moorage.scheduler.core.records import actor, by_tenant
 from moorage.scheduler.core.shape import Shape
+from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
@@ -115,10 +116,23 @@ class FromWorker:
 class Order:
     """An operator's order about a job, a tenant, a worker or the ledger's feature level."""
 
-    __slots__ = ("act", "announced", "json", "reply", "verb")
+    __slots__ = ("act", "announced", "by", "json", "operator", "reply", "verb")
 
-    def __init__(self, verb: str, act: Act, reply: str, json: bool, announced: dict[str, int] | None = None) -> None:
-        """Create an order; for `feature-level`, `announced` has the newest level that each scheduler knows."""
+    def __init__(
+        self,
+        verb: str,
+        act: Act,
+        reply: str,
+        json: bool,
+        announced: dict[str, int] | None = None,
+        operator: str = NO_OPERATOR,
+    ) -> None:
+        """Create an order of the operator that its subject names.
+
+        For `feature-level`, `announced` has the newest level that each scheduler knows.
+        """
+        self.operator = operator
+        self.by = actor(by_operator(operator), act.by)
         self.announced = announced or {}
         self.verb = verb
         self.act = act

@@ -40,7 +40,13 @@ class Offer(Protocol):
     @property
     def labels(self) -> Mapping[str, str]: ...
     @property
+    def memory_limits(self) -> frozenset[str]: ...
+    @property
     def modes(self) -> frozenset[str]: ...
+    @property
+    def own_user(self) -> Sequence[str]: ...
+    @property
+    def user_drivers(self) -> frozenset[str]: ...
 
     def level(self, driver: str, mode: str) -> tuple[int, int]: ...
     def permitted(self, tenant: str) -> frozenset[str]: ...
@@ -53,6 +59,8 @@ class Names(Protocol):
     """Gives the names that occur in the fleet."""
 
     def labelled(self, label: str) -> Iterable[str]: ...
+    def near_miss(self, shape: Shape) -> str: ...
+
     def nearest_models(self, shape: Shape) -> Iterable[str]: ...
 
 
@@ -98,6 +106,14 @@ def has_labels(offer: Offer, shape: Shape) -> bool:
 
 def _lets_have_driver(offer: Offer, shape: Shape) -> bool:
     return not offer.drivers_for or shape.driver in offer.permitted(shape.tenant)
+
+
+def _lets_have_user(offer: Offer, shape: Shape) -> bool:
+    return not shape.as_user or shape.driver in offer.user_drivers or shape.as_user in offer.own_user
+
+
+def _limits_memory(offer: Offer, shape: Shape) -> bool:
+    return not shape.memory_enforced or shape.driver in offer.memory_limits
 
 
 def _has_gpu(offer: Offer, shape: Shape) -> bool:
@@ -235,6 +251,18 @@ _IN_ORDER: Final = (
         reasons.RULES, "host", _lets_have_driver,
         lambda shape, offers, names: f"no worker that offers the driver {shape.driver} lets its tenant have it",
     ),
+    Filter(
+        reasons.NO_USERS, "host", _lets_have_user,
+        lambda shape, offers, names: (
+            f"no worker that offers the driver {shape.driver} may run its jobs as another user than its own"
+        ),
+    ),
+    Filter(
+        reasons.NO_MEMORY_LIMIT, "host", _limits_memory,
+        lambda shape, offers, names: (
+            f"no worker that offers the driver {shape.driver} has the memory controller that limits its jobs"
+        ),
+    ),
     Filter(reasons.LABEL, "labels", has_labels, _labels),
     Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: f"{_no_worker(shape)} has a GPU"),
     Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),
@@ -254,7 +282,8 @@ _IN_ORDER: Final = (
     Filter(
         reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),
         lambda shape, offers, names: (
-            f"{_no_worker(shape)} has a GPU of this model; the fleet has {shown(names.nearest_models(shape))}"
+            f"{_no_worker(shape)} has a GPU of this model; "
+            + (names.near_miss(shape) or f"the fleet has {shown(names.nearest_models(shape))}")
         ),
     ),
     Filter(reasons.COMPUTE, "one device", _has_compute, _computes),

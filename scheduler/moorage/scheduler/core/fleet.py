@@ -27,6 +27,9 @@ from moorage.scheduler.core.host import (
     islands_of,
     kept_for,
     levels_of,
+    memory_limits_of,
+    own_user_of,
+    user_drivers_of,
 )
 from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import FROZEN, Member, Worker
@@ -37,10 +40,12 @@ from moorage.schemas.gpu import capability_of
 #: the most tenants that the workers' rules may name in all; beyond it a worker counts as one without rules, and refuses
 #: jobs by itself
 NAMED_MAX: Final = 10_000
-#: the most label values remembered as required; beyond it, hosts are split by all of their labels
+#: with more required label values (or device names) than this, hosts are split by all of their labels (or names)
 ASKED_MAX: Final = 4_096
 #: any host, in place of a worker's number
 ANYWHERE: Final = -1
+#: touched hosts, beyond two for each host, at which they are forgotten
+TOUCHED_SPARE: Final = 1_024
 #: how many recent changes are remembered with their host
 OPENED_MAX: Final = 1_024
 #: with more opened hosts than this, the whole fleet is scanned instead
@@ -69,9 +74,10 @@ class Fleet:
         self.named: set[str] = set()
         #: label -> value -> the hosts that have it
         self.labelled: dict[str, dict[str, list[int]]] = {}
-        self._asked: dict[str, set[str]] = {}  # label -> values that some request has required
+        #: label -> values that some request has required; only values that some host has, see `tell_apart`
+        self._asked: dict[str, set[str]] = {}
         self._asked_count = 0
-        self._asked_names: set[str] = set()  # device names that some request has asked for
+        self._asked_names: set[str] = set()  # device names that some request has asked for, and that some host has
         #: device name -> hosts; None until a request has asked for one
         self._by_name: dict[str, set[int]] | None = None
 
@@ -120,6 +126,9 @@ class Fleet:
             kept_for(hello["gpu_pool"]),
             tuple(hello["drivers"]),
             gpu_drivers_of(hello),
+            user_drivers_of(hello),
+            own_user_of(hello),
+            memory_limits_of(hello),
             tuple(levels_of(hello).items()),
             tuple(hello["modes"]),
             tuple(sorted(hello["sharers_max"].items())),
@@ -179,37 +188,43 @@ class Fleet:
         if not cls.hosts:
             del self.classes[cls.key]
 
-    def tell_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
-        """Note that a request requires these labels: from now on hosts with different values are in different classes.
+    def tell_apart(self, shape: Shape) -> None:
+        """Note what a request requires: hosts that differ in it are in different classes from now on.
 
-        Must be called before a class is asked whether such a shape fits. The first time, it moves each host with such a
-        label.
+        That concerns labels and device names; a device index needs no split, as all hosts of a class have the same
+        ones. Must be called before a class is asked whether the shape fits, and again for the shapes that wait once a
+        host has joined: a value that no host has is not remembered, so that refused requests leave nothing behind. The
+        first time, it moves each host that has the value.
         """
+        if shape.requires:
+            self._tell_labels_apart(shape.requires)
+        if shape.device_ids:
+            self._tell_devices_apart(shape.device_ids)
+
+    def _tell_labels_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
         for label, values in requires.items():
-            hosts = self.labelled.get(label, {})
+            hosts = self.labelled.get(label)
+            if hosts is None:
+                continue
             for value in sorted(set(values).difference(self._asked.get(label, ()))):
+                if value not in hosts:
+                    continue
+                self._asked.setdefault(label, set()).add(value)
                 self._asked_count += 1
-                if self._asked_count <= ASKED_MAX:
-                    self._asked.setdefault(label, set()).add(value)
-                for num in list(hosts.get(value, ())):
+                for num in list(hosts[value]):
                     if self.hosts[num].cls.labels.get(label) != value:
                         self._sort_anew(self.hosts[num])
 
-    def tell_devices_apart(self, ids: Sequence[str]) -> None:
-        """Note that a request names these devices: from now on a host with one of them has a class of its own.
-
-        As `tell_apart`. A device index needs no split: all hosts of a class have the same ones.
-        """
+    def _tell_devices_apart(self, ids: Sequence[str]) -> None:
         if self._by_name is None:
             self._by_name = {}
             for host in self.hosts.values():
                 self._name(host.worker)
         for name in ids:
-            if name.isdecimal() or name in self._asked_names:
+            if name.isdecimal() or name in self._asked_names or name not in self._by_name:
                 continue
-            if len(self._asked_names) <= ASKED_MAX:
-                self._asked_names.add(name)
-            for num in sorted(self._by_name.get(name, ())):  # beyond the bound a host is split by all its names
+            self._asked_names.add(name)
+            for num in sorted(self._by_name[name]):  # beyond the bound a host is split by all its names
                 if name not in self.hosts[num].cls.named_slots:
                     self._sort_anew(self.hosts[num])
 
@@ -252,13 +267,24 @@ class Fleet:
         for label, value in host.labels.items():
             values = self.labelled[label]
             values[value].remove(worker_num)
-            if not values[value]:
-                del values[value]
+            if values[value]:
+                continue
+            del values[value]
+            if value in self._asked.get(label, ()):
+                self._asked[label].remove(value)
+                self._asked_count -= 1
             if not values:
                 del self.labelled[label]
+                self._asked.pop(label, None)
         self.inventory += 1
         self.touched.add(worker_num)
         self.redrawn.add(worker_num)
+
+    def forget(self, worker_num: int) -> None:
+        """Drop what is noted of a worker without a session that the ledger has forgotten."""
+        self.redrawn.discard(worker_num)
+        if len(self.touched) > 2 * len(self.hosts) + TOUCHED_SPARE:
+            self.touched = set()  # a ranker that keeps a table builds it again; others never empty this set
 
     def _unname(self, name: str, worker_num: int) -> None:
         nums = self._by_name.get(name) if self._by_name is not None else None
@@ -266,6 +292,7 @@ class Fleet:
             nums.discard(worker_num)
             if not nums and self._by_name is not None:
                 del self._by_name[name]
+                self._asked_names.discard(name)
 
     def slept(self, mono_ms: int) -> None:
         """Count all workers as heard from just now, after this process was suspended or could not append for a while.

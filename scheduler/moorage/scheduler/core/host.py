@@ -96,10 +96,31 @@ _OTHER_DEVICE: Final = Fit(0, 0, reasons.DEVICE.name)
 _BEFORE_LABELS: Final = tuple(FILTERS)[: list(FILTERS).index(reasons.LABEL.name)]
 
 
-def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
-    """Return the drivers of a worker whose jobs may have GPUs; a driver without a report may."""
+def _drivers_that(hello: dict[str, Any], can: str) -> frozenset[str]:
+    """Return the drivers of a worker with this capability, one that a driver without a report has."""
     told = hello.get("capabilities") or {}
-    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("gpu_enabled", True))
+    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get(can, True))
+
+
+def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may have GPUs."""
+    return _drivers_that(hello, "gpu_enabled")
+
+
+def user_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may run as any user."""
+    return _drivers_that(hello, "users")
+
+
+def memory_limits_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs are held to the memory that they ask for."""
+    return _drivers_that(hello, "memory_limit")
+
+
+def own_user_of(hello: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the only user that some driver's jobs may run as; empty if any driver may use any user."""
+    every = _drivers_that(hello, "users") == frozenset(hello["drivers"])
+    return () if every else tuple(hello.get("own_user", ()))
 
 
 def levels_of(hello: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
@@ -161,13 +182,16 @@ class HostClass:
         "key",
         "labels",
         "levels",
+        "memory_limits",
         "modes",
         "mps_users",
         "named_slots",
+        "own_user",
         "shared_open",
         "sharers_max",
         "sizes",
         "takes",
+        "user_drivers",
     )
 
     def __init__(
@@ -180,7 +204,7 @@ class HostClass:
         named_slots: dict[str, int],
     ) -> None:
         self.key = key
-        #: slots by device name, for names that requests have asked for; see `Fleet.tell_devices_apart`
+        #: slots by device name, for names that requests have asked for; see `Fleet.tell_apart`
         self.named_slots = named_slots
         self.drivers_for, self.mps_users = rules
         self.devices = [
@@ -195,6 +219,9 @@ class HostClass:
         ]
         self.drivers = frozenset(hello["drivers"])
         self.gpu_drivers = gpu_drivers_of(hello)
+        self.user_drivers = user_drivers_of(hello)
+        self.own_user = own_user_of(hello)
+        self.memory_limits = memory_limits_of(hello)
         self.levels = levels_of(hello)
         # a worker of an older release may offer a mode in which its devices take no sharers
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)

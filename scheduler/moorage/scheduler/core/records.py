@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from moorage.schemas import actors
+
 #: the newest record format, equal to the newest feature level: 1 up to release 0.2, 2 from 0.3 on. A release can fold
 #: this format and the one before. A leader writes at the ledger's level, which an operator raises once every scheduler
 #: can fold the next one
@@ -43,8 +45,7 @@ class Op(IntEnum):
 REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN, Op.FREEZE)
 
 #: shown as the actor of a transition that a worker reported
-BY_WORKER: Final = "worker"
-BY_OPERATOR: Final = "operator"
+BY_WORKER: Final = actors.WORKER
 SAID_CHARS_MAX: Final = 64
 #: why a session ended: the worker said goodbye
 GOODBYE: Final = "goodbye"
@@ -85,18 +86,20 @@ def exiting(to: int, result: int | None) -> int:
     return to if result is None else result + 1 << STATE_BITS | to
 
 
-#: the most workers that a ledger can number
+#: the most workers that a ledger knows at a time
 WORKERS_MAX: Final = 1 << 16
+#: below the fence in a value of `packed`; release 0.2 wrote the worker's number there
+_FENCE_AT: Final = 16
 
 
-def packed(fence: int, worker_num: int) -> int:
-    """Return one integer that names a member whose attempt is over but whose devices are not free yet."""
-    return fence * WORKERS_MAX + worker_num
+def packed(fence: int) -> int:
+    """Return the argument that names, besides job and replica, a member whose attempt is over but not its devices."""
+    return fence << _FENCE_AT
 
 
-def unpacked(lingering: int) -> tuple[int, int]:
-    """Return the (fence, worker number) in a value of `packed`."""
-    return divmod(lingering, WORKERS_MAX)
+def unpacked(lingering: int) -> int:
+    """Return the fence in a value of `packed`."""
+    return lingering >> _FENCE_AT
 
 
 MODE_BITS: Final = 8
@@ -153,5 +156,7 @@ KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2
 #: the level from which attempts have their own folders, and `cwd` null means that folder instead of /
 FOLDER_LEVEL: Final = 2
+#: the level from which the GPU usage of jobs that leave memory is summed
+USAGE_LEVEL: Final = 2
 #: the level for request fields that releases before 0.3 do not know (see `admission`), and so for guests
 REQUEST_LEVEL: Final = 2

@@ -31,6 +31,7 @@ class Shape:
     """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1."""
 
     __slots__ = (
+        "as_user",
         "avoid",
         "compute_percent",
         "count",
@@ -44,6 +45,7 @@ class Shape:
         "index",
         "key",
         "levels",
+        "memory_enforced",
         "memory_mib",
         "min_compute",
         "min_memory_mib",
@@ -74,6 +76,8 @@ class Shape:
         self.guest = request.guest  # it also takes devices of frozen members
         self.cpu_milli = request.resources.cpu_milli if request.resources else 0
         self.memory_mib = request.resources.memory_mib if request.resources else 0
+        self.memory_enforced = request.resources is not None and request.resources.enforce == "hard"
+        self.as_user = (request.run.user or "") if request.run else ""  # the user that it is to run as
         #: a tuple shares its words with the key; a set would take ten times as much memory
         self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
         self.count = gpu.count if gpu else 0
@@ -87,8 +91,8 @@ class Shape:
         # 100 means no cap and is not counted: a share of memory alone leaves room for other sharers
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
         self.user = ""  # the host user that a sharer by mps asks for
-        if self.mode == Mode.MPS and request.run is not None:
-            self.user = request.run.user or ""
+        if self.mode == Mode.MPS:
+            self.user = self.as_user
         self.prefer = gpu.prefer or "" if gpu and gpu.effective_sharing != "exclusive" else ""
         self.slot_index = gpu.time_slice_index if gpu else None
         # a mode belongs to Apple GPUs, which no driver supports
@@ -150,13 +154,13 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.prefer,
             gpu.enforce and gpu.levels_required,
             gpu.profile,
-            run.user if run and gpu.sharing == "mps" else None,
         )
     return (
         gpu_key,
-        resources and (resources.cpu_milli, resources.memory_mib),
+        resources and (resources.cpu_milli, resources.memory_mib, resources.enforce),
         tuple((name, *sorted(values)) for name, values in sorted(requires.items())) if requires else None,
         run.driver if run else "",
+        run.user if run else None,
         request.guest,
     )
 
@@ -218,5 +222,5 @@ class Shapes:
 
 def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
-    words = (shape.driver, shape.user, shape.vendor, *shape.models, *shape.device_ids, *labels)
+    words = (shape.driver, shape.as_user, shape.vendor, *shape.models, *shape.device_ids, *labels)
     return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

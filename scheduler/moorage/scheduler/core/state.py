@@ -125,6 +125,18 @@ class Window(NamedTuple):
         return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
+class Pool(NamedTuple):
+    """The devices that a worker had up to a join: those of the attempts placed by a record before `until`."""
+
+    until: int  # sequence of the record with that join
+    devices: list[dict[str, Any]]  # as in a hello; empty if they are forgotten
+    simulated: bool
+
+
+#: how many earlier inventories of a worker are known; beyond it the devices of the oldest are forgotten
+POOLS_MAX: Final = 16
+
+
 #: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request
 REPLICAS_APIECE: Final = 16
 BYTES_APIECE: Final = 8 * 1024
@@ -154,7 +166,9 @@ class Job:
         "hold",
         "kept",
         "key",
+        "lacking",
         "ledger",
+        "lingering",
         "live",
         "master",
         "name",
@@ -191,6 +205,8 @@ class Job:
         self.replicas: tuple[Replica, ...] = ()
         self.rev = 1
         self.held = 0  # number of members that hold devices, including ended attempts
+        #: those of ended attempts, in the order of their ends; None for none yet
+        self.lingering: dict[MemberKey, Member] | None = None
         self.over = False  # no further step is possible
         self.started = False  # whether any replica has ever run
         self.gang = int(GangPhase.NONE)
@@ -199,6 +215,8 @@ class Job:
         self.master = ""  # address:port of rank 0
         #: devices that failed while it used them: worker number, slot mask
         self.avoid: tuple[tuple[int, int], ...] = ()
+        #: workers that refused it because they lack what it needs, in the order of their refusals; none may take it
+        self.lacking: tuple[int, ...] = ()
         self.hold: StandingOrder | None = None  # an operator's hold: none of its replicas is placed
         #: until it is placed: the workers reserved for it, and the jobs that were ended for it
         self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -229,7 +247,17 @@ class Job:
             row = hash((row, self.used))
         if self.resizes:
             row = hash((row, self.resizes))
+        if self.lacking:
+            row = hash((row, self.lacking))
         return hash((row, self.avoid)) if self.avoid else row
+
+    @property
+    def members(self) -> list[Member]:
+        """The members that hold devices for the job, first of current attempts, then of ended ones."""
+        if not self.held:
+            return []
+        own = [replica.member for replica in self.replicas if replica.member is not None]
+        return [*own, *self.lingering.values()] if self.lingering else own
 
     @property
     def part(self) -> tuple[int, int] | None:
@@ -378,6 +406,7 @@ class Worker:
         "boot",
         "by",
         "flag",
+        "former",
         "hello",
         "id",
         "joined_ms",
@@ -391,10 +420,12 @@ class Worker:
         "quarantined",
         "row",
         "session",
+        "until_ms",
         "unwell",
         "unwell_mask",
         "well",
         "well_n",
+        "why",
         "window",
     )
 
@@ -407,11 +438,14 @@ class Worker:
         self.no = 0  # the last report frame of this session that was folded
         self.session = ""  # empty: no session, so nothing may be placed here
         self.joined_ms = 0
-        self.left_ms = 0  # soft: when its last session ended; 0 if unknown
-        self.left_why = ""  # soft: why its last session ended
+        self.left_ms = 0  # when its last session ended; 0 if it never had one
+        self.left_why = ""  # why its last session ended
         self.hello: dict[str, Any] = {}
+        self.former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
         self.flag = "open"
         self.by = ""
+        self.until_ms = 0  # ledger ms at which it opens by itself, while starts fail on it; else 0
+        self.why = ""  # then the reason of the last start that failed
         self.quarantined = 0  # slot mask: devices that were not free after a job ended
         self.unwell: dict[int, Ailment] = {}  # by slot: devices that the worker reports as unhealthy
         self.unwell_mask = 0
@@ -426,6 +460,13 @@ class Worker:
         """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
         return "json" in self.hello
 
+    def pool_at(self, fence: int) -> Pool:
+        """Return the devices to which the slots of an attempt with this fence belong."""
+        for pool in self.former:
+            if fence < pool.until:
+                return pool
+        return Pool(0, self.hello.get("gpu_pool", []), bool(self.hello.get("simulated", False)))
+
     @property
     def lost_ms(self) -> int:
         """The silence after which the worker is lost, in ms, as sent with its join; 0 if the ledger does not say."""
@@ -437,6 +478,8 @@ class Worker:
         if self.unwell or self.well or self.window is not None:  # unset fields are left out: old digests stay
             ill = zlib.crc32(repr(sorted(self.unwell.items())).encode())
             row = hash((row, ill, self.well, self.well_n, self.window.digest_row() if self.window else 0))
+        if self.until_ms:
+            row = hash((row, self.until_ms))
         return row
 
 
@@ -532,9 +575,11 @@ class State:
         self.usage = UsageTable()  # of jobs that have left memory
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
-        self.worker_by_num: list[Worker] = []
+        self.worker_by_num: dict[int, Worker] = {}
+        self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
+        self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
         self.reprioritized = 0  # soft: how often operators have set a priority
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
         self.counts_from_ms = 0
@@ -579,7 +624,7 @@ class State:
         return max(free - last, min(free, last - held))
 
     def members(self) -> Iterator[Member]:
-        for worker in self.worker_by_num:
+        for worker in self.workers.values():
             yield from worker.members.values()
 
     def full_digest(self) -> int:
@@ -591,7 +636,7 @@ class State:
                 total += replica.digest_row()
         for member in self.members():
             total += member.digest_row()
-        for worker in self.worker_by_num:
+        for worker in self.workers.values():
             total += worker.digest_row()
         for tenant in self.tenants.values():
             total += tenant.digest_row()

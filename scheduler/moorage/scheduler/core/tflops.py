@@ -17,7 +17,7 @@ import msgspec
 
 from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.errors import Refused, refuse
-from moorage.schemas.gpu import model_matches
+from moorage.schemas.gpu import bare_model, model_matches
 from moorage.schemas.job import Request
 from moorage.schemas.tflops import parse_tflops, percent_of
 
@@ -110,7 +110,7 @@ def _percent(text: str, request: Request, capacities: Mapping[str, float]) -> in
     if len(models) != 1:
         named = "several" if models else "none"
         raise _refused(f"tflops need one model, and the request names {named}", ", ".join(models) or "no model")
-    in_full = models[0].lstrip("=").strip().lower()
+    in_full = bare_model(models[0]).lower()
     names = [name for name in capacities if name.lower() == in_full]
     names = names or sorted(name for name in capacities if model_matches(models[0], name))
     if not names:

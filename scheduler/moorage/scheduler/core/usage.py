@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.fairshare import GPU_MILLI, sharer_milli
 from moorage.scheduler.core.state import (
     AT_MS,
+    FENCE,
     PLACED,
     REPLICA,
     REV,
@@ -55,7 +56,7 @@ def part_of(request: Request) -> Part:
     return Part(sharer_milli(gpu.effective_sharing, percent), share.memory_mib or None if share else None)
 
 
-Span = tuple[int, int, int, int]  # worker number, slots, and from and until which ledger ms
+Span = tuple[int, int, int, int, int]  # worker number, slots, fence, and from and until which ledger ms
 
 
 def parts_of(job: Job, request: Request) -> list[tuple[int, Part]]:
@@ -76,7 +77,7 @@ def spans(job: Job, until_ms: int) -> Iterator[Span]:
     if len(job.replicas) == 1 and job.replicas[0].attempt == 1 and story:
         first, last = story[0], story[-1]
         if first[STATE] == PLACED and last[WORKER] >= 0 and last[STATE] not in UNENDED:  # nearly all jobs: one attempt
-            yield first[WORKER], first[SLOTS], first[AT_MS], min(last[AT_MS], until_ms)
+            yield first[WORKER], first[SLOTS], first[FENCE], first[AT_MS], min(last[AT_MS], until_ms)
             return
     from_ms = story[0][AT_MS] if story and story[0][REV] > 2 else -1  # revision 1 is ACCEPTED, 2 is the first row
     opened: dict[int, Transition] = {}
@@ -87,19 +88,19 @@ def spans(job: Job, until_ms: int) -> Iterator[Span]:
             continue
         before = opened.pop(index, None)
         if before is not None:
-            yield before[WORKER], before[SLOTS], before[AT_MS], min(row[AT_MS], until_ms)
+            yield before[WORKER], before[SLOTS], before[FENCE], before[AT_MS], min(row[AT_MS], until_ms)
         elif from_ms >= 0 and index not in seen and row[WORKER] >= 0 and row[STATE] != PLACED:
-            yield row[WORKER], row[SLOTS], from_ms, min(row[AT_MS], until_ms)
+            yield row[WORKER], row[SLOTS], row[FENCE], from_ms, min(row[AT_MS], until_ms)
         seen.add(index)
         if row[WORKER] >= 0 and row[STATE] in UNENDED:
             opened[index] = row
     for row in opened.values():
-        yield row[WORKER], row[SLOTS], row[AT_MS], until_ms
+        yield row[WORKER], row[SLOTS], row[FENCE], row[AT_MS], until_ms
     if from_ms >= 0:
         for replica in job.replicas:
             member = replica.member
             if member is not None and replica.index not in seen:
-                yield member.worker.num, member.mask, from_ms, until_ms
+                yield member.worker.num, member.mask, member.fence, from_ms, until_ms
 
 
 def rows_that_leave(job: Job, last: int) -> int:
@@ -119,8 +120,8 @@ class Tally:
         self._state = state
         self._until_ms = until_ms
         self._request_of = request_of
-        #: by worker and slots: (model, number of devices, their memory)
-        self._devices: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+        #: by worker, slots and `Pool.until`: (model, number of devices, their memory)
+        self._devices: dict[tuple[int, int, int], list[tuple[str, int, int]]] = {}
 
     def add(self, job: Job) -> None:
         """Count a job in memory. Its measured use is spread over the hours and models of what it was granted."""
@@ -139,20 +140,23 @@ class Tally:
 
     def add_leaving(self, job: Job, last: int) -> None:
         """Count the transitions that leave memory when the history holds a job's story up to the revision `last`."""
-        count = rows_that_leave(job, last)
+        self.add_oldest(job, rows_that_leave(job, last))
+
+    def add_oldest(self, job: Job, count: int) -> None:
+        """Count the oldest `count` transitions of a job, which leave memory; others stay."""
         if count:
             self._count(job, spans(job, job.story[count][AT_MS]))
 
     def _count(self, job: Job, held: Iterable[Span]) -> None:
         parts: list[tuple[int, Part]] = []
-        for worker, mask, from_ms, until_ms in held:
+        for worker, mask, fence, from_ms, until_ms in held:
             if not mask or until_ms <= from_ms:
                 continue
             parts = parts or parts_of(job, self._request_of(job))
             ends = [*(since_ms for since_ms, _ in parts[1:]), until_ms]
             for (since_ms, part), end_ms in zip(parts, ends, strict=True):
                 begin_ms, end_ms = max(from_ms, since_ms), min(until_ms, end_ms)
-                for model, devices, memory_mib in self._of(worker, mask) if begin_ms < end_ms else ():
+                for model, devices, memory_mib in self._of(worker, mask, fence) if begin_ms < end_ms else ():
                     mib = memory_mib * part.milli // GPU_MILLI if part.memory_mib is None else part.memory_mib * devices
                     self._spread(job.tenant, model, begin_ms, end_ms, devices * part.milli, mib)
 
@@ -168,11 +172,11 @@ class Tally:
             sums[1] += (end - begin) * mib
             at, begin = at + 1, end
 
-    def _of(self, worker: int, mask: int) -> list[tuple[str, int, int]]:
-        """Return the models of these slots, each with the number of devices and their memory."""
-        found = self._devices.get((worker, mask))
+    def _of(self, worker: int, mask: int, fence: int) -> list[tuple[str, int, int]]:
+        """Return the models of an attempt's slots, each with the number of devices and their memory."""
+        until, pool, _ = self._state.worker_by_num[worker].pool_at(fence)
+        found = self._devices.get((worker, mask, until))
         if found is None:
-            pool = self._state.worker_by_num[worker].hello.get("gpu_pool", ())
             by_model: dict[str, tuple[int, int]] = {}
             for slot in range(mask.bit_length()):
                 if mask >> slot & 1:
@@ -181,7 +185,7 @@ class Tally:
                     count, memory = by_model.get(model, (0, 0))
                     by_model[model] = count + 1, memory + int(device.get("memory_mib", 0))
             found = [(model, count, memory) for model, (count, memory) in by_model.items()]
-            self._devices[worker, mask] = found
+            self._devices[worker, mask, until] = found
         return found
 
     def sums(self) -> Iterator[tuple[Key, Sums]]:

@@ -17,9 +17,18 @@ import msgspec
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.schedule.runtime import FREED_MS
+from moorage.scheduler.core.spelling import spelled
 from moorage.schemas.capabilities import LEVELS, level_number
 from moorage.schemas.driver_config import DEVICE_KEYS
-from moorage.schemas.gpu import capability_of, format_token, mig_profile, model_matches, said_anew
+from moorage.schemas.gpu import (
+    capability_of,
+    format_token,
+    is_superchip,
+    mig_profile,
+    model_matches,
+    nominal_mib,
+    said_anew,
+)
 from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources
 
 #: the most models of the fleet that are suggested
@@ -161,13 +170,24 @@ def short_name(device: str) -> str:
 
 
 def _models(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """Yield other models if the fleet has the requested one, else only its spelling in the fleet."""
     gpu = request.effective_gpu
     if gpu is None or not gpu.models:
         return
+    devices = _devices(fleet)
+    known = {name for name in devices if any(model_matches(model, name) for model in gpu.models)}
+    if not known:
+        for model in gpu.models:
+            if found := spelled(model, devices.items()):
+                memory_mib = nominal_mib(found.gigabytes) if found.gigabytes else gpu.min_memory_mib
+                changed = _with_gpu(request, model=found.model, min_memory_mib=memory_mib)
+                yield f"{found.words} instead of {model}", changed, "gpu"
+        return
+    superchips = any(map(is_superchip, known))
     tried = set()
-    for name in list(_devices(fleet))[:MODELS_TRIED_MAX]:
+    for name in list(devices)[:MODELS_TRIED_MAX]:
         short = short_name(name)
-        if short in tried or any(model_matches(model, name) for model in gpu.models):
+        if short in tried or name in known or (is_superchip(name) and not superchips):
             continue
         tried.add(short)
         yield f"accept {short} too", _with_gpu(request, model=[*gpu.models, short]), "gpu"
@@ -216,6 +236,8 @@ def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
     if gpu is None:
         return
     if gpu.effective_sharing == "exclusive":
+        if gpu.effective_scheduling == "gang":
+            return  # the ranks of a training would share GPUs with each other
         yield "mode mps", _with_gpu(request, sharing="mps"), "gpu"
         yield "mode time-slice", _with_gpu(request, sharing="time-slice"), "gpu"
         return

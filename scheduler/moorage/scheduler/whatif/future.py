@@ -67,7 +67,7 @@ class Future(Play):
         engine.forget_callers()
         if engine.in_flight:
             self.commit()
-        for worker in engine.state.worker_by_num:
+        for worker in engine.state.workers.values():
             for member in list(worker.members.values()) if worker.session else ():
                 self._adopt(member)
 

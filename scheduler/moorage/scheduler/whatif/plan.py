@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.scheduler.core.effects.outputs import Outputs, enforced_on, gpu_names
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Order
+from moorage.scheduler.core.events import Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger.acts import Share
 from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.queries.view import View
@@ -68,6 +68,7 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to plan: a request, edits of the fleet and of tenants' limits, or both.
 
     `quota` has GPU limits by tenant; a plain number is the asking tenant's. `share` has weights and guaranteed GPUs.
+    `cancel` is a job of the asking tenant that is cancelled first, as for a request that replaces it.
     """
 
     request: Request | None = None
@@ -75,6 +76,7 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     add: list[AddedHost] = []
     quota: int | dict[str, int] | None = None
     share: dict[str, SharedOut] = {}
+    cancel: str = ""
 
     def __post_init__(self) -> None:
         if len(self.drain) > DRAINED_MAX:
@@ -255,6 +257,9 @@ class _Plan(Future):
 
     def _submit(self, planned: Planned, request: Request) -> None:
         engine, tenant = self.engine, self._tenant
+        if self._asked.cancel:
+            engine.offer(Cancel(tenant, self._asked.cancel, "plan"))
+            self.record()
         name = self.submit(tenant, "plan", request, _REPLY, job=request.job)
         while self._answer is None:  # also while a job that ended long ago leaves its id
             self.record()
@@ -339,7 +344,7 @@ def _places(job: Job, request: Request) -> list[dict[str, Any]]:
         {
             "replica": replica.index,
             "worker": replica.member.worker.id,
-            "gpus": gpu_names(replica.member.worker, replica.member.mask),
+            "gpus": gpu_names(replica.member.worker, replica.member.mask, replica.member.fence),
             "mode": MODE_NAMES[replica.member.mode],
             **(
                 {"enforced": msgspec.to_builtins(enforced)}

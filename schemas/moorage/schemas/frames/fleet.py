@@ -60,7 +60,7 @@ def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -
 
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
     """A worker's full description of itself, sent at its start, at a reconnect and at a roll-call. Public, except for
-    `drivers_for` and `mps_users`.
+    `drivers_for`, `mps_users` and `own_user`.
 
     `modes` are the sharing modes that it offers, `drivers` the ways in which it can run a job; `gpu_pool` is in the
     order of its slots.
@@ -90,6 +90,8 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     #: by tenant, `*` for all others, a number for the user whom its jobs run as; others as their requests say. A GPU is
     #: shared by mps among jobs of one user; null: of any. Told with a join, never in public
     mps_users: dict[str, int] | None = None
+    #: name and number of the user that its agent runs as. Told with a join, never in public
+    own_user: list[str] = []
     #: what each of `drivers` can do, by its name; a worker of a release before 0.3 does not report it
     capabilities: dict[str, Capabilities] = {}
 

@@ -37,7 +37,7 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     - `over`: the job is over and nothing will follow. Otherwise this is a part of a long story.
     - `parts` are the earlier parts: stream sequence, first and last revision.
-    - The request is left out of parts, if it is long, and in a flood.
+    - `request` is omitted in partial stories, when it is large, and under high load.
     - `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported it.
     """
 
@@ -54,11 +54,16 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A worker in a history frame. `gpus` are the uuids of the slots that were used, by position."""
+    """A worker in a history frame. `gpus` are the uuids of the slots that were used, by position.
+
+    `former` is what the last two were before the worker's devices changed, oldest first: each row is for the attempts
+    whose fence is below its first number, and not below that of the row before.
+    """
 
     worker: str
     gpus: dict[int, str] = {}
     simulated: bool = False
+    former: list[tuple[int, dict[int, str], bool]] = []
 
 
 class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="history"):

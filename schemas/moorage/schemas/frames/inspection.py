@@ -1,4 +1,4 @@
-"""Frames of an audit: its request to every worker, and what the worker found on its devices."""
+"""Frames of an audit: its request to every worker, and what the worker found on its host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from moorage.schemas.frames.version import VERSION
 
 
 class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
-    """An audit asks every worker to look at its devices now. `ask` is a random number, which the answer repeats."""
+    """An audit asks every worker to look now at its devices and at what runs there.
+
+    `ask` is a random number, which the answer repeats.
+    """
 
     ask: int
     reign: int
@@ -16,13 +19,15 @@ class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
 
 
 class Finding(msgspec.Struct, frozen=True, array_like=True):
-    """Something on a device that no lease explains. `slot` is a position in hello's `gpu_pool`.
+    """A difference between a worker and its host. `slot` is a position in hello's `gpu_pool`.
 
     - `nvml-foreign`: a process (`pid`, short `name`, and `memory_mib` if the driver tells it) uses a device without a
       lease.
     - `nvml-memory`: `memory_mib` more than its idle baseline is in use on a device without a lease, and no process is
       seen there.
     - `nvml-missing`: a leased device does not answer.
+    - `nothing-runs`: the worker has the attempt in `name`, but neither the supervisor nor an engine has anything of it.
+      `slot` is -1, and `uuid` is empty.
     """
 
     kind: str
@@ -34,7 +39,7 @@ class Finding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Looked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="looked"):
-    """What a worker found on its devices, at most 256 findings; `more` is how many were left out."""
+    """What a worker found on its host, at most 256 findings; `more` is how many were left out."""
 
     worker: str
     ask: int

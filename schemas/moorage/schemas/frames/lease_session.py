@@ -11,12 +11,15 @@ from moorage.schemas.frames.version import VERSION
 
 #: how the detail of a `refused` fact begins where the worker's own rules forbid the job
 NOT_PERMITTED: Final = "not-permitted: "
-#: and where this worker cannot run the job, though another worker may
+#: and where this worker cannot run the job, though another worker may: it lacks a secret, user, folder, program, image
+#: or handler that the job needs
 NOT_HERE: Final = "not-here: "
 #: and where no worker could run it, because the request itself is wrong: it fails
 CANNOT_RUN: Final = "cannot-run: "
 #: a refusal that begins so is about the job and not about its GPUs: they stay free for others
 ABOUT_THE_JOB: Final = (NOT_PERMITTED, NOT_HERE, CANNOT_RUN)
+#: and where this worker failed to start the job, by a fault that may pass
+START_FAILED: Final = "start-failed"
 #: an attempt that a supervisor's death ended may have killed it. The worker runs such jobs one after another: each gets
 #: so many seconds without another suspect beside it
 SUSPECT_S: Final = 30.0
@@ -115,8 +118,9 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     - `claimed`: of rank 0 of a gang, `detail` is `address:port`, where the gang meets.
     - `refused`: `detail` is why. If it begins with `cannot-run: `, the request is at fault, and the job ends. With
-      `not-here: ` or `not-permitted: `, the job goes to another worker and its GPUs stay open. Otherwise the placement
-      is tried again after a pause.
+      `not-here: ` or `not-permitted: `, the job goes to another worker and its GPUs stay open; a job that several
+      workers refuse with `not-here: ` and a code ends. Otherwise the placement is tried again after a pause. `code` is
+      the exit code of a start that was tried, 126 or 127, and 0 if none was.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
       fence, start-failed or lost; or, with code 0 and from feature level 2 on, `result:` and the sequence of the
       message that has the result (0: there is none).
@@ -229,8 +233,9 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
     """The answer to a renewal. A ledger record was acknowledged that was appended after the renewal came, which proves
     the reign.
 
-    `draining`: an operator drains the worker, which then asks back what it lends to processes of its host. `level` is
-    that of `Joined`, which an operator may have raised.
+    `draining`: an operator drains the worker, which then asks back what it lends to processes of its host, within
+    `drain_s` seconds from now; null: the drain has no deadline. `level` is that of `Joined`, which an operator may have
+    raised.
     """
 
     n: int
@@ -238,6 +243,7 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
     v: int = VERSION
     draining: bool = False
     level: int = 1
+    drain_s: float | None = None
 
 
 class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -10,6 +10,8 @@ from moorage.schemas.frames.version import VERSION
 
 #: standard output, standard error
 StreamName = Literal["out", "err"]
+#: what can be read of the output that a worker keeps: the two streams, and in which order their bytes arrived
+LogStream = Literal["out", "err", "order"]
 
 
 class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="log"):
@@ -74,12 +76,16 @@ class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     If `attempt` is null, it is the replica's newest one. `offset` counts bytes of the stream from its beginning; a
     negative one counts from its end. `limit` bounds the page, in bytes.
+
+    The stream `order` tells in which order the bytes of the other two arrived. It has numbers of 4 bytes, the lowest
+    byte first: the number of bytes of `out`, then that of `err`, of `out` again, and so on. What arrived after the last
+    number is not told. It is empty if one of the streams is, and if the worker does not record it.
     """
 
     job: str
     replica: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
     attempt: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] | None = None
-    stream: StreamName = "out"
+    stream: LogStream = "out"
     offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)] = LOG_PAGE_BYTES_DEFAULT
 
@@ -97,7 +103,7 @@ class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     attempt: _Count
     fence: _Count
     driver: str
-    stream: StreamName
+    stream: LogStream
     offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)]
     limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)]
     ended_ms: int = 0
@@ -117,7 +123,7 @@ class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     """
 
     attempt: _Count
-    stream: StreamName
+    stream: LogStream
     offset: _Count = 0
     next: _Count = 0
     size: _Count = 0

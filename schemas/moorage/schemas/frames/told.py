@@ -72,7 +72,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     why: str = ""
     simulated: bool = False
     v: int = VERSION
-    #: with no changes: why it still waits, as `explain` says it, where that is not as it was
+    #: set only on events without changes, when the reason for waiting has changed; same format as `explain`
     waiting: dict[str, Any] | None = None
     #: of a replica that shares its GPU: how it is kept to its part, with its placement, and with no changes when its
     #: worker does it in another way from now on. Of several replicas the least; one that has its GPU alone is kept hard

@@ -53,6 +53,8 @@ CODE_CANNOT_START: Final = 126
 CODE_NOT_FOUND: Final = 127
 #: minus SIGTERM: the code reported for a member that was asked to end before any of its processes ran
 CODE_ENDED: Final = -15
+#: the reason reported for a member that is gone, while its end was not observed
+LOST: Final = "lost"
 #: minus SIGKILL: the code reported for a member whose exit status could not be read
 CODE_LOST: Final = -9
 
@@ -313,6 +315,22 @@ class Driver:
 
     def forget(self, names: list[MemberName]) -> None:
         """Forget these members: their ends are in the ledger."""
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        """Return those of these members of which something is left on this host, or for which the driver still works.
+
+        Others may be returned as well.
+
+        Ask what really has them, the supervisor, an engine or the kernel, and add those for which the driver pulls an
+        image or stores files. The worker ends a member as lost that two answers leave out, a renewal apart.
+
+        Return None if this cannot be told, as this default does; then no member is ended so.
+        """
+        return None
+
+    def give_up(self, name: MemberName) -> None:
+        """Forget a member that `living` left out, and report its end as lost."""
+        self.report(Ended([(name, CODE_LOST, LOST)]))
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         """Return what the driver keeps of ended jobs, for the hello frame: `output_s`, `output_bytes` and the like."""

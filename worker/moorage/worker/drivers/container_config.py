@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from moorage.schemas.errors import Refused, refuse
-from moorage.schemas.frames import NOT_PERMITTED, OTHERS, Device
+from moorage.schemas.frames import NOT_PERMITTED, OTHERS, START_FAILED, Device
 from moorage.schemas.job import Request
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.settings import setting
@@ -22,12 +22,13 @@ from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wanted, range_of
 from moorage.worker.environment import (
-    START_FAILED,
-    HostAtFault,
+    UNBUFFERED,
     JobEnvironment,
+    LacksHere,
     SharingUnavailable,
     lay_over,
 )
+from moorage.worker.inventory.cdi import KINDS, Registry
 from moorage.worker.inventory.device_nodes import device_nodes
 from moorage.worker.limiter.limits import ContainerLimit
 from moorage.worker.policy import Policy
@@ -35,15 +36,9 @@ from moorage.worker.settings import check_rules
 
 MPS: Final = "mps"
 _MIB: Final = 1 << 20
-#: names of images as engines accept them: any other text could turn the request to the engine into another one
-_IMAGE: Final = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]+)?(?:[/][A-Za-z0-9._-]+)*(?::[A-Za-z0-9._-]+)?(?:@sha256:[0-9a-f]{64})?"
-)
-#: a kind of one letter crashes dockerd 26 when it reads such a name
-_CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]+=[A-Za-z0-9][A-Za-z0-9_.:-]*")
-#: where a container has the folder of its attempt
 #: where a container finds the file that its job names as `gpu.time_slicing_config_path`
 TIME_SLICING_AT: Final = "/etc/nvidia/gpu-time-slicing.yaml"
+#: where a container has the folder of its attempt
 FOLDER_AT: Final = "/work"
 #: -1 means no change of user
 _ID_MAX: Final = (1 << 32) - 1
@@ -159,13 +154,9 @@ class ContainerSettings(ImageSettings, frozen=True):
 
 def check_image(request: Request) -> None:
     """Raise Refused (`invalid-argument`) for a request that names no image, or one that is not an image name."""
-    image = request.image
-    if not image:
-        raise _wrong(
-            f"a job of the driver {request.workload.driver} needs an image", "$.run.image", None, "the name of an image"
-        )
-    if not _IMAGE.fullmatch(image):
-        raise _wrong("this is not an image name", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
+    if (trouble := request.image_trouble) is not None:
+        field, message, found, allowed = trouble
+        raise _wrong(message, f"$.{field}", found, allowed)
 
 
 def check_request(request: Request, settings: ContainerSettings) -> None:
@@ -212,15 +203,15 @@ def check_host_ipc(settings: ContainerSettings, *, has_limiter: bool) -> None:
 
 
 def check_network(tenant: str, request: Request, settings: ContainerSettings) -> None:
-    """Raise HostAtFault if a gang, or a request that publishes ports, gets a network here on which it cannot."""
+    """Raise LacksHere if a gang, or a request that publishes ports, gets a network here on which it cannot."""
     network = network_of(tenant, request, settings)
     if is_gang(request) and network == "none":
-        raise HostAtFault(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
+        raise LacksHere(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
     if ports_wanted(request) and network in _UNPUBLISHED:
-        raise HostAtFault(f"containers of {tenant} cannot publish ports: their network is {network}")
+        raise LacksHere(f"containers of {tenant} cannot publish ports: their network is {network}")
 
 
-def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused:
+def _wrong(message: str, field: str, found: object, allowed: str) -> Refused:
     return refuse("invalid-argument", message, field=field, found=found, allowed=allowed)
 
 
@@ -297,7 +288,7 @@ def config_of(
     assignment: Assignment,
     settings: ContainerSettings,
     policy: Policy,
-    info: Mapping[str, Any],
+    specs: Registry | None,
     image: Image = Image(),  # noqa: B008
     *,
     labels: Mapping[str, str],
@@ -313,12 +304,13 @@ def config_of(
 ) -> dict[str, Any]:
     """Return the configuration of a container, in the form of an engine's API.
 
-    `info` is the engine's description of itself; `image` is needed with `variables` or `limit`. `folder` is the
-    attempt's own folder on this host, `variables` the file of its secrets (container_entry.py), and `limit` the
-    limiter's part of the container. `nodes` are the files of devices, from `Kit.nodes`. `mps` are the variables of an
-    MPS daemon that the worker runs for this container; None if it runs none.
+    `specs` are the CDI specs that the engine reads, None for an engine without CDI; `image` is needed with `variables`
+    or `limit`. `folder` is the attempt's own folder on this host, `variables` the file of its secrets
+    (container_entry.py), and `limit` the limiter's part of the container. `nodes` are the files of devices, from
+    `Kit.nodes`. `mps` are the variables of an MPS daemon that the worker runs for this container; None if it runs
+    none.
 
-    Raises SharingUnavailable. Raises Refused for a device without a valid CDI name or a file in /dev, and for
+    Raises SharingUnavailable. Raises Refused for a device without a file in /dev, and for
     `variables` if neither the job nor its image names a program.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
@@ -337,7 +329,7 @@ def config_of(
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "PidsLimit": settings.pids_max,
-        "ShmSize": settings.shm,
+        "ShmSize": _shm_bytes(request) or settings.shm,
         "Binds": [*settings.mounts, *(_for(tenant, settings.mounts_for) or "").split()],
         "Mounts": [{"Type": "bind", "Source": os.path.abspath(folder), "Target": FOLDER_AT}] if folder else [],
         "LogConfig": {"Type": "local", "Config": {"max-size": f"{max(_MIB, log_bytes)}", "max-file": "2"}},
@@ -354,14 +346,14 @@ def config_of(
         if resources.memory_mib:
             host["Memory"] = host["MemorySwap"] = resources.memory_mib * _MIB
     if assignment.devices and not simulated:
-        asked, shown = devices_of(assignment.devices, settings, info, nodes)
+        asked, shown = devices_of(assignment.devices, settings, specs, nodes)
         host |= asked
         ours |= shown
     if bindings := _bindings(assignment, network, published):
         host["PortBindings"] = bindings
     if published is not None:
         ours |= published.variables
-    base = {"HOME": FOLDER_AT} if folder else {}
+    base = UNBUFFERED | ({"HOME": FOLDER_AT} if folder else {})
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
     if limit is not None:
         env = JobEnvironment(limit.laid_over(env, image.preload))
@@ -386,6 +378,12 @@ def config_of(
     if run.cwd or (folder and run.argv):  # an image's own command starts in the image's own folder
         config["WorkingDir"] = os.path.join(FOLDER_AT if folder else "/", run.cwd or "")
     return config
+
+
+def _shm_bytes(request: Request) -> int:
+    """Return the size of /dev/shm that a request asks for; 0 if it asks for none."""
+    block = request.blocks.get(request.workload.driver)
+    return int((block.get("shm_mib") if isinstance(block, dict) else None) or 0) * _MIB
 
 
 def _join_daemon(host: dict[str, Any], ours: Mapping[str, str]) -> None:
@@ -463,22 +461,22 @@ def ids_in(passwd: bytes, user: str) -> tuple[int, int] | None:
 def devices_of(
     devices: Sequence[Device],
     settings: ContainerSettings,
-    info: Mapping[str, Any],
+    specs: Registry | None,
     own: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the part of a container's configuration that requests these devices, and the variables for them.
 
-    `own` are the files in /dev of each device alone, by uuid. NVIDIA devices are requested by CDI if the engine reports
-    CDI, else by NVIDIA's hook; all others by their nodes. Raises Refused for an invalid CDI name, and for a device
-    without a node of its own.
+    `own` are the files in /dev of each device alone, by uuid. NVIDIA devices are requested by CDI if the engine's specs
+    have all of them, else by NVIDIA's hook, which knows them by their uuids; all others by their nodes. So a slice of
+    MIG that is younger than the specs is found. Raises Refused for a device without a node of its own.
     """
     asked: dict[str, Any] = {}
     variables: dict[str, str] = {}
     if nvidia := [device for device in devices if device.vendor == "nvidia"]:
         words = [word for word in settings.nvidia_capabilities.split(",") if word]
         variables["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(words)
-        if info.get("CDISpecDirs"):
-            names = [_cdi_name(device) for device in nvidia]
+        names = [] if specs is None else [cdi_name(device, specs) for device in nvidia]
+        if specs is not None and (all(name in specs.devices for name in names) or any(map(_is_known_by_cdi, nvidia))):
             asked["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": names}]
             variables["NVIDIA_VISIBLE_DEVICES"] = "void"  # the image may set "all", and NVIDIA's hook may be active too
         else:
@@ -500,17 +498,15 @@ def devices_of(
     return asked, variables
 
 
-def _cdi_name(device: Device) -> str:
-    name = device.cdi[0] if device.cdi else f"nvidia.com/gpu={device.uuid}"
-    if not _CDI.fullmatch(name):
-        raise refuse(
-            "failed-precondition",
-            f"{START_FAILED}: the worker knows its GPU {device.uuid} by {name[:80]!r}, which is not a CDI name",
-            found=name[:80],
-            allowed="vendor/class=name",
-            next="the worker's administrator mends the CDI specs of that host",
-        )
-    return name
+def cdi_name(device: Device, specs: Registry) -> str:
+    """Return the device's name in these specs; if they do not have it, the name that it should have there."""
+    names = [*device.cdi, f"{KINDS['nvidia']}={device.uuid}"]
+    return next((name for name in names if name in specs.devices), names[0])
+
+
+def _is_known_by_cdi(device: Device) -> bool:
+    """Return whether only CDI knows the device, since this host has no NVML: then its uuid is its CDI name."""
+    return "=" in device.uuid
 
 
 def _nodes(device: Device, own: Sequence[str], root: Path = Path("/")) -> list[str]:

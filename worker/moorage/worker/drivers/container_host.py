@@ -30,6 +30,8 @@ class Member:
         """Whether the supervisor knows it, or may know it."""
         self.is_removed = False
         """Whether the engine has removed it. Sent to each new supervisor, in case none received it."""
+        self.has_begun = False
+        """Whether the task of its start has taken its first step."""
         self.is_ending = False
         self.over: asyncio.Future[ChildEnded] = asyncio.get_running_loop().create_future()
         """The supervisor's report of its end."""

@@ -23,7 +23,14 @@ from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container_engine import Piece
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.member_messages import MemberName
-from moorage.worker.supervisor.output import OutputPump, cut_notice, member_digest, output_path
+from moorage.worker.supervisor.output import (
+    ArrivalOrder,
+    OutputPump,
+    cut_notice,
+    member_digest,
+    order_path,
+    output_path,
+)
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Ended, Output, Stream
 
 #: next to the supervisor's own files
@@ -118,6 +125,9 @@ class ContainerOutput:
         room = DiskRoom(state)
         self._out = _Stream(output_path(state, key, "stdout"), cap_bytes, "stdout", room, out)
         self._err = _Stream(output_path(state, key, "stderr"), cap_bytes, "stderr", room, err)
+        # an agent that goes on with the output of another does not know where that one's record of the order ends
+        is_new = not (out.seen_bytes or err.seen_bytes)
+        self._order = ArrivalOrder(order_path(state, key), room) if is_new else None
         self._marked = -1
         self.pieces = 0
         """How many pieces the log gave, new ones or not."""
@@ -150,6 +160,8 @@ class ContainerOutput:
             return None
         for mark in (self._out.mark, self._err.mark):
             mark.low = min(mark.low, piece.stamp)
+        if self._order is not None:
+            self._order.note(stream.stream, len(piece.data))
         offset = stream.seen_bytes - len(piece.data)
         return Output(key=self._key, stream=stream.stream, offset=offset, data=piece.data)
 
@@ -173,6 +185,8 @@ class ContainerOutput:
         """Close the files; when the container is over, its position is no longer needed and is deleted."""
         self._out.close()
         self._err.close()
+        if self._order is not None:
+            self._order.close()
         if self._marked >= 0:
             os.close(self._marked)
             self._marked = -1

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.frames import CANNOT_RUN
 from moorage.schemas.job import Secret
 from moorage.worker.attempt_files import AttemptFiles
 from moorage.worker.attempt_folders import AttemptFolders
@@ -34,12 +35,13 @@ from moorage.worker.drivers.container_config import (
 )
 from moorage.worker.drivers.container_engine import EngineDown, EngineError
 from moorage.worker.drivers.container_entry import Entries, NoEntry
-from moorage.worker.drivers.container_faults import CannotStart, pull_fault
+from moorage.worker.drivers.container_faults import CannotStart, config_fault, fault_of, lacks, pull_fault
 from moorage.worker.drivers.container_host import ContainerHost, Member
 from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
-from moorage.worker.environment import HostAtFault, without_prefix
+from moorage.worker.environment import without_prefix
+from moorage.worker.inventory.cdi import read_registry
 from moorage.worker.limiter.limits import ContainerLimit, Limits
 from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.policy import Policy
@@ -56,6 +58,8 @@ PULL_S_MAX: Final = 1800.0
 #: a file of images whose C library is musl, and a file of images with glibc
 MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
 GLIBC: Final = "/etc/ld.so.cache"
+#: why a member did not start that was asked to end meanwhile
+ENDED_FIRST: Final = "it was asked to end before its start"
 #: parts of an engine's security options if its containers' users differ from the host's
 _MAPS_USERS: Final = ("rootless", "userns")
 
@@ -141,7 +145,7 @@ class Starter:
             member.is_told = True
             await self._tell(member, assignment)
             if member.is_ending:
-                raise CannotStart(None, "it was asked to end before its start")
+                raise CannotStart(None, ENDED_FIRST)
             async with self._starts:
                 await self._host.engine.start(member.container)
         finally:
@@ -159,10 +163,8 @@ class Starter:
             check_network(tenant, assignment.request, self._own)
             self._policy.check_secrets(tenant, run.env)
             return secret_variables(run.env, self._settings.secrets_dir)
-        except HostAtFault as error:
-            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
-            raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
+            raise fault_of(error) from None
 
     async def _image(self, member: Member, name: str) -> Image:
         """Return the image, pulled first if the setting `pull` says so. Raises CannotStart if it cannot be had."""
@@ -170,7 +172,7 @@ class Starter:
         if pull != "always" and (found := await self._host.engine.image(name)) is not None:
             return Image.of(found)
         if pull == "never":
-            raise CannotStart(CODE_CANNOT_START, f"there is no image {name}, and this worker does not pull it")
+            raise lacks(f"there is no image {name}, and this worker does not pull it")
         if self._pulls.locked():
             self._notes.say(member.name, f"waiting to pull the image {name}")
         async with self._pulls:
@@ -211,16 +213,16 @@ class Starter:
             raise CannotStart(None, f"mps: {why if info else 'the container engine does not answer'}")
         try:
             return None if self._mps is None else await self._mps.join(assignment.name)
-        except HostAtFault as error:
-            raise CannotStart(None, without_prefix(error)) from None
+        except MoorageError as error:
+            raise fault_of(error) from None
 
     def _limit(self, assignment: Assignment) -> ContainerLimit | None:
         if self._limits is None:
             return None
         try:
             return self._limits.of_container(assignment.name, *assignment.part)
-        except HostAtFault as error:
-            raise CannotStart(None, without_prefix(error)) from None
+        except MoorageError as error:
+            raise fault_of(error) from None
 
     async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
         """Give the segment to the container's user. Raises CannotStart, also if the image cannot load the library."""
@@ -230,8 +232,8 @@ class Starter:
             raise CannotStart(CODE_CANNOT_START, why)
         try:
             limits.give(member.name, await self._ids(member, user), all_users=True)
-        except HostAtFault as error:
-            raise CannotStart(None, without_prefix(error)) from None
+        except MoorageError as error:
+            raise fault_of(error) from None
 
     async def _ids(self, member: Member, user: str) -> tuple[int, int]:
         ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
@@ -254,6 +256,10 @@ class Starter:
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
         if info is None:
             raise CannotStart(None, "the container engine does not answer")
+        specs, folders = None, info.get("CDISpecDirs")
+        if folders and not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
+            # the engine's own folders, which may be others than this host's usual ones
+            specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
             folder = ""
             if assignment.has_folder:
@@ -263,18 +269,15 @@ class Starter:
             if wanted := ports_wanted(assignment.request):
                 published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
             return config_of(
-                assignment, self._own, self._policy, info, image, published=published,
+                assignment, self._own, self._policy, specs, image, published=published,
                 folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
                 simulated=self._simulated, nodes=self._nodes, mps=mps,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
-        except HostAtFault as error:
-            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
-            code = None if error.code == "failed-precondition" else CODE_CANNOT_START
-            raise CannotStart(code, without_prefix(error)) from None
+            raise config_fault(error) from None
 
     async def _create(self, member: Member, config: dict[str, Any]) -> None:
         try:
@@ -292,12 +295,10 @@ class Starter:
                 await self._files.bring(name, files, ids)
             # else the engine would make it, owned by root
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
-                raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}")
+                raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}", CANNOT_RUN)
             self._folders.give_to_container(name, ids)
-        except HostAtFault as error:
-            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
-            raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
+            raise fault_of(error) from None
 
     async def _tell(self, member: Member, assignment: Assignment) -> None:
         """Inform the supervisor of a created container.
@@ -335,6 +336,6 @@ def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None)
     try:
         text = resolve_secrets({"login": Secret(secret)}, secrets_dir)["login"]
     except MoorageError as error:
-        raise CannotStart(None, f"image {image} cannot be pulled: {without_prefix(error)}") from None
+        raise lacks(f"image {image} cannot be pulled: {without_prefix(error)}") from None
     user, _, password = text.partition(":")
     return user, password

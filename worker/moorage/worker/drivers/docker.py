@@ -26,7 +26,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.attempt_files import AttemptFiles
 from moorage.worker.attempt_folders import AttemptFolders
-from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.container_faults import CannotStart, start_fault
@@ -35,11 +35,10 @@ from moorage.worker.drivers.container_host import RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container_output import clear_marks
 from moorage.worker.drivers.container_ports import Ports
 from moorage.worker.drivers.container_removal import Removal
-from moorage.worker.drivers.container_start import Starter
+from moorage.worker.drivers.container_start import ENDED_FIRST, Starter
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.environment import START_FAILED
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Replaced, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.containers import containers_of
@@ -117,9 +116,6 @@ class DockerDriver(Driver):
 
     async def open(self) -> list[Living]:
         host = self._host
-        listed = await host.link.open(host.owner, self)
-        self.boot = host.link.boot
-        self._follower.live.publish = self._notes.publish = self.publish
         info = await self._starter.ask_info()
         if os.geteuid() != 0 and info is not None and not any("rootless" in each for each in info["SecurityOptions"]):
             raise refuse(
@@ -128,6 +124,10 @@ class DockerDriver(Driver):
                 found=f"uid {os.geteuid()}",
                 next="run the agent as root, or a rootless engine as its user",
             )
+        self._follower.live.publish = self._notes.publish = self.publish
+        # awaited last: an end that comes between this list and the members below would reach no member
+        listed = await host.link.open(host.owner, self)
+        self.boot = host.link.boot
         living: list[Living] = []
         for key, state, event in listed:
             member = Member(name_of(key))
@@ -187,8 +187,8 @@ class DockerDriver(Driver):
         member.is_ending = True
         if member.is_told:
             self._host.link.end(self._host.key(name), grace_s, why, notice_s)
-        elif member.task is not None:
-            member.task.cancel()
+        elif member.task is not None and member.has_begun:
+            member.task.cancel()  # a task that has not begun would not see this; `_start` checks `is_ending` first
 
     def resizes(self, mode: str) -> str:
         return COUNTED if self._limits is None else LIVE
@@ -217,6 +217,40 @@ class DockerDriver(Driver):
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._host.link.set_fence(self._host.owner, deadline_s, grace_s)
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        host = self._host
+        listed = await host.link.listed(host.owner)
+        if listed is None:
+            return None
+        there = {name_of(key) for key, state, _ in listed if state != "ended"}
+        missing: list[MemberName] = []
+        for name in names:
+            member = host.members.get(name)
+            works = member is not None and (not member.is_told or member.over.done())
+            if works and member is not None and member.task is not None and not member.task.done():
+                there.add(name)  # it pulls an image, say, or reads the output of an ended container
+            elif name not in there:
+                missing.append(name)
+        try:  # the supervisor does not have them: does the engine?
+            for name in missing:
+                container = await host.container_of(name)
+                state = await host.engine.state(container) if container else None
+                if state is not None and state["Status"] not in ("created", "exited", "dead"):
+                    there.add(name)
+        except (EngineDown, EngineError):
+            return None
+        return there
+
+    def give_up(self, name: MemberName) -> None:
+        member = self._host.members.get(name)
+        if member is None:
+            super().give_up(name)
+            return
+        if member.task is not None:
+            member.task.cancel()
+        self._over(member, Ended([(name, CODE_LOST, LOST)]))
+        self._removal.begin(self._removal.remove_unknown(name))
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds, folders = self._host.link.keeper.bounds, self._folders.bounds
@@ -282,12 +316,15 @@ class DockerDriver(Driver):
 
     async def _start(self, member: Member, assignment: Assignment) -> None:
         name = member.name
+        member.has_begun = True
         try:
+            if member.is_ending:
+                raise CannotStart(None, ENDED_FIRST)
             await self._starter.start(member, assignment)
         except asyncio.CancelledError:
             if not member.is_ending:
                 raise  # the agent stops: the next agent finds what is left
-            await self._not_started(member, CannotStart(None, "it was asked to end before its start"))
+            await self._not_started(member, CannotStart(None, ENDED_FIRST))
         except CannotStart as refused:
             await self._not_started(member, refused)
         except EngineError as error:
@@ -311,7 +348,7 @@ class DockerDriver(Driver):
 
         If the supervisor may know the container, wait for the proof of its end first; else remove it in the background.
         """
-        name, code, why, reason = member.name, refused.code, f"{START_FAILED}: {refused}", "exit"
+        name, code, why, reason = member.name, refused.code, refused.why, "exit"
         if member.is_told:
             await self._removal.remove(member)
             reason = (await member.over).reason
@@ -323,8 +360,8 @@ class DockerDriver(Driver):
             self._removal.begin(self._removal.remove_unknown(name))
         if member.is_ending or reason in ("timeout", "fence"):
             self._over(member, Ended([(name, CODE_LOST, "end" if reason == "exit" else reason)]))
-        elif code is None:
-            self._over(member, NotStarted([(name, why)]))
+        elif code is None or refused.mark:
+            self._over(member, NotStarted([(name, why)], code or 0))
         else:
             self._over(member, StartFailed([(name, code, why)]))
 
@@ -358,7 +395,8 @@ class DockerDriver(Driver):
 
     def _over(self, member: Member, report: Ended | NotStarted | StartFailed) -> None:
         """Report the end of a member of which only its folder is left, and release its ports, folder and limit."""
-        self._host.members.pop(member.name, None)
+        if self._host.members.pop(member.name, None) is None:
+            return  # given up meanwhile
         self._notes.over(member.name)
         self._ports.give_back(self._host.key(member.name))
         with contextlib.suppress(OSError):

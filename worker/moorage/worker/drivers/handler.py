@@ -16,7 +16,7 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -33,7 +33,7 @@ from moorage.schemas.printable import carried
 from moorage.schemas.subjects import ALL_JOBS
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
-from moorage.worker.environment import SharingUnavailable, lay_over
+from moorage.worker.environment import SharingUnavailable, lay_over, not_here
 from moorage.worker.handler_context import DRIVER, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import (
     CHUNK_BYTES,
@@ -132,7 +132,7 @@ class HandlerDriver(Driver):
 
     name = DRIVER
     #: the service keeps its context on the device between calls, so the device's memory shows nothing about a job
-    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False)
+    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False)
     config = HandlerBlock
     members_max = RUNNING_MAX
 
@@ -192,6 +192,7 @@ class HandlerDriver(Driver):
         started: list[tuple[_Running, Handler, Assignment]] = []
         failed: list[tuple[MemberName, int, str]] = []
         not_started: list[tuple[MemberName, str]] = []
+        lacking: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 handler = self._handler_of(assignment.run)
@@ -201,7 +202,10 @@ class HandlerDriver(Driver):
                 not_started.append((assignment.name, error.problem.message))
                 continue
             except MoorageError as error:
-                failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
+                if why := not_here(error):
+                    lacking.append((assignment.name, why))
+                else:
+                    failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
                 continue
             self._running[assignment.name] = running
             started.append((running, handler, assignment))
@@ -209,6 +213,8 @@ class HandlerDriver(Driver):
             self.report(StartFailed(failed))
         if not_started:
             self.report(NotStarted(not_started))
+        if lacking:
+            self.report(NotStarted(lacking, CODE_CANNOT_START))
         if started:
             self.report(Started([running.context.name for running, _, _ in started]))
         for running, handler, assignment in started:
@@ -231,6 +237,9 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         running.notice = loop.call_later(notice_s, self._ask_to_stop, running, grace_s, "end", why)
         return None
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        return {name for name, run in self._running.items() if run.storing or run.overdue or not run.work.done()}
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         return {"result_s": settings.result_keep, "result_bytes": settings.result_bytes}
@@ -291,7 +300,7 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
-            running.work = loop.create_task(contained(handler(context)), name=f"handler {context.job}")
+            running.work = loop.create_task(contained(handler, context), name=f"handler {context.job}")
         else:
             running.work = in_thread(handler, context) if self._threads else at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
@@ -310,7 +319,9 @@ class HandlerDriver(Driver):
                 work.close()
             self._over(running, CODE_ENDED, running.reason)
             return
-        running.work = asyncio.get_running_loop().create_task(contained(work), name=f"handler {running.context.job}")
+        running.work = asyncio.get_running_loop().create_task(
+            contained(lambda _: work, running.context), name=f"handler {running.context.job}"
+        )
         running.work.add_done_callback(lambda done: self._returned(running, done))
 
     # -- stopping
@@ -350,7 +361,7 @@ class HandlerDriver(Driver):
     def _returned(self, running: _Running, work: asyncio.Future[object]) -> None:
         if self._closed:
             if not work.cancelled() and work.exception() is None and inspect.iscoroutine(left := work.result()):
-                left.close()  # or Python warns that nobody awaited it
+                left.close()  # or Python warns that it was never awaited
             return
         if not work.cancelled() and work.exception() is None and inspect.isawaitable(value := work.result()):
             self._await(running, value)

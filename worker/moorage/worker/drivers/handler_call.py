@@ -22,14 +22,15 @@ class Exited(msgspec.Struct, frozen=True):
     error: SystemExit
 
 
-async def contained(work: Awaitable[object]) -> object:
-    """Await a handler's work and return its result; on SystemExit, return `Exited`.
+async def contained(handler: Callable[[HandlerContext], Awaitable[object]], context: HandlerContext) -> object:
+    """Call a handler, await its work and return its result; on SystemExit, return `Exited`.
 
     SystemExit would end the event loop, and so the whole service. argparse raises it, for example, for a job's bad
-    arguments.
+    arguments. The handler is called here, and not before, because a task that is cancelled before its first step would
+    leave a coroutine that nothing awaits.
     """
     try:
-        return await work
+        return await handler(context)
     except SystemExit as error:
         return Exited(error)
 

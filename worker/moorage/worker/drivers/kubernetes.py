@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import KubernetesBlock
@@ -23,7 +23,7 @@ from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import check_image, check_policy
-from moorage.worker.drivers.container_faults import CannotStart
+from moorage.worker.drivers.container_faults import CannotStart, fault_of
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes_api import CONFLICT, GONE, Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes_devices import ClusterInventory
@@ -44,7 +44,6 @@ from moorage.worker.drivers.kubernetes_pod import (
 from moorage.worker.drivers.kubernetes_settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes_verdict import Seen, read, waited_s
 from moorage.worker.drivers.supervisor_link import owner_of
-from moorage.worker.environment import START_FAILED, SharingUnavailable, without_prefix
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.output_keeper import OutputBounds
@@ -152,8 +151,8 @@ class KubernetesDriver(Driver):
                 )
                 continue
             if seen.is_over and seen.kind in ("refused", "failed"):
-                phase = "refused" if seen.kind == "refused" else "exited"
-                living.append(Living(name, phase, seen.code, f"{START_FAILED}: {seen.why}"))
+                phase = "refused" if seen.kind == "refused" or seen.mark else "exited"
+                living.append(Living(name, phase, seen.code, seen.told))
                 continue
             member = self._members[name] = _Member(name)
             member.is_sent = member.is_there = member.has_secret = True
@@ -229,10 +228,8 @@ class KubernetesDriver(Driver):
             async with self._starts:
                 await self._create(member, pod, secret)
         except CannotStart as refused:
-            if refused.code is None:
-                self._is_over(member, Seen("refused", str(refused), is_over=True))
-            else:
-                self._is_over(member, Seen("failed", str(refused), refused.code, is_over=True))
+            kind: Literal["refused", "failed"] = "refused" if refused.code is None else "failed"
+            self._is_over(member, Seen(kind, str(refused), refused.code or 0, is_over=True, mark=refused.mark))
             return
         self._allow_start(member)
         if member.asked is not None:
@@ -251,10 +248,8 @@ class KubernetesDriver(Driver):
                 slots=tuple(device.index for device in assignment.devices),
                 runtime_class=own.runtime_class, user=kit.policy.user_of(tenant) or run.user, simulated=kit.simulated,
             )  # fmt: skip
-        except SharingUnavailable as error:
-            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
-            raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
+            raise fault_of(error) from None
         return pod, secret_of(self._owner, assignment.name, hidden) if hidden else None
 
     async def _create(self, member: _Member, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:
@@ -438,11 +433,11 @@ class KubernetesDriver(Driver):
         self._members.pop(name, None)
         if not member.is_started:
             seen = member.given_up or seen
-        why = f"{START_FAILED}: {seen.why}"
+        why = seen.told
         if member.asked is not None and not member.is_started:
             self.report(Ended([(name, CODE_LOST, member.asked[1])]))
-        elif seen.kind == "refused" and not member.is_started:
-            self.report(NotStarted([(name, why)]))
+        elif (seen.kind == "refused" or seen.mark) and not member.is_started:
+            self.report(NotStarted([(name, why)], seen.code))
         elif seen.kind == "failed" and not member.is_started:
             self.report(StartFailed([(name, seen.code, why)]))
         elif seen.kind == "ended":

@@ -18,7 +18,7 @@ from moorage.schemas.job import Request, Secret
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_config import FOLDER_AT, ImageSettings, ids_of
 from moorage.worker.drivers.device_requests import kubernetes_limits
-from moorage.worker.environment import lay_over
+from moorage.worker.environment import UNBUFFERED, lay_over
 from moorage.worker.member_messages import MemberName
 
 #: the one container of a pod
@@ -141,7 +141,7 @@ def pod_of(
         limits |= kubernetes_limits(request.effective_gpu, resource)
         ours = {key: value for key, value in ours.items() if key not in _OF_DEVICES}
         ours["NVIDIA_DRIVER_CAPABILITIES"] = settings.nvidia_capabilities
-    base = {"HOME": FOLDER_AT}
+    base = UNBUFFERED | {"HOME": FOLDER_AT}
     plain = lay_over(base | {key: value for key, value in run.env.items() if isinstance(value, str)}, ours)
     hidden = lay_over({key: value.secret for key, value in run.env.items() if isinstance(value, Secret)}, {})
     env: list[dict[str, Any]] = [{"name": key, "value": literal(value)} for key, value in plain.items()]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_faults import NO_IMAGE, start_fault
@@ -17,8 +18,9 @@ from moorage.worker.drivers.kubernetes_pod import ENDS
 
 #: a kubelet's reasons for a container whose program it could not start
 _NOT_STARTED: Final = ("StartError", "ContainerCannotRun", "RunContainerError")
-#: reasons for an image that no other node has either: its name is invalid, or nodes of this cluster do not pull
-_BAD_IMAGE: Final = ("InvalidImageName", "ErrImageNeverPull")
+#: the reason for an image whose name is invalid, and reasons for one that the node will not get
+_NO_NAME: Final = "InvalidImageName"
+_BAD_IMAGE: Final = (_NO_NAME, "ErrImageNeverPull")
 _PULLING: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
 _TEXT_CHARS_MAX: Final = 300
 
@@ -29,7 +31,7 @@ class Seen(NamedTuple):
     `waiting`: its container has not begun, for the reason `why`. `ended`: its container has run and is over, with
     `code`, or the pod's time ran out before the container began. `refused` and `failed`: its container has not run, by
     a fault of the node, or of the job, with `code`. A `failed` pod without `is_over` must still be removed. `began` is
-    set if its container is known to have begun.
+    set if its container is known to have begun. `mark` is a word of `ABOUT_THE_JOB` if it says what is at fault.
     """
 
     kind: Literal["waiting", "running", "ended", "refused", "failed"]
@@ -37,6 +39,12 @@ class Seen(NamedTuple):
     code: int = 0
     is_over: bool = False
     began: bool = False
+    mark: str = ""
+
+    @property
+    def told(self) -> str:
+        """The reason of a start that failed, with the prefix that says whose fault it is."""
+        return f"{self.mark or f'{START_FAILED}: '}{self.why}"
 
 
 def read(pod: Mapping[str, Any]) -> Seen:
@@ -55,7 +63,8 @@ def read(pod: Mapping[str, Any]) -> Seen:
     waiting = state.get("waiting") or {}
     reason, text = waiting.get("reason", ""), _text(waiting)
     if reason in _BAD_IMAGE or (reason in _PULLING and NO_IMAGE.search(waiting.get("message", ""))):
-        return Seen("failed", f"image {_image(pod)} cannot be pulled: {text}", CODE_CANNOT_START)
+        mark = CANNOT_RUN if reason == _NO_NAME else NOT_HERE
+        return Seen("failed", f"image {_image(pod)} cannot be pulled: {text}", CODE_CANNOT_START, mark=mark)
     return Seen("waiting", f"image {_image(pod)} cannot be pulled: {text}" if reason in _PULLING else text)
 
 

@@ -14,6 +14,8 @@ from moorage.worker.supervisor.protocol import Ended, Output
 
 #: most bytes of output in one frame
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
+#: from this number of frames on, both streams of a member have one frame each, in whatever order their pieces came
+IN_ORDER_MAX: Final = 256
 #: seconds between two notes about one member, and the length of a note
 NOTE_S: Final = 1.0
 NOTE_CHARS_MAX: Final = 400
@@ -66,6 +68,9 @@ class OutputFrames:
 
     def add(self, name: MemberName, event: Output) -> None:
         at = (name, event.stream)
+        other = (name, "stderr" if event.stream == "stdout" else "stdout")
+        if other in self._pieces and len(self._frames) < IN_ORDER_MAX:
+            self._cut(other)  # it arrived before
         offset, pieces, size = self._pieces.get(at, (event.offset, [], 0))
         if pieces and (offset + size != event.offset or size + len(event.data) > OUTPUT_FRAME_BYTES_MAX):
             self._cut(at)

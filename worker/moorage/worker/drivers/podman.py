@@ -24,14 +24,15 @@ import msgspec
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import PodmanBlock
 from moorage.schemas.errors import MoorageError, refuse
-from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.frames import NOT_HERE, LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.attempt_folders import AttemptFolders
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
+from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import (
     MPS,
     Image,
+    cdi_name,
     check_container_policy,
     check_host_ipc,
     check_network,
@@ -43,7 +44,7 @@ from moorage.worker.drivers.container_config import (
 )
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_entry import Entries, NoEntry
-from moorage.worker.drivers.container_faults import CannotStart, pull_fault
+from moorage.worker.drivers.container_faults import CannotStart, config_fault, lacks, pull_fault
 from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_start import login_for
 from moorage.worker.drivers.kit import Kit
@@ -58,10 +59,10 @@ from moorage.worker.drivers.podman_command import (
     run_fault,
     words_of,
 )
-from moorage.worker.drivers.process import ENGINE, ProcessDriver
+from moorage.worker.drivers.process import ENGINE, LACKS, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.environment import HostAtFault, without_prefix
-from moorage.worker.inventory.cdi import CdiError, folders, read_registry
+from moorage.worker.environment import HostAtFault, LacksHere
+from moorage.worker.inventory.cdi import CdiError, Registry, folders, read_registry
 from moorage.worker.member_messages import MemberName, Started
 from moorage.worker.memory_folder import NoMemory
 from moorage.worker.secret_files import secret_variables
@@ -156,6 +157,7 @@ class PodmanDriver(ProcessDriver):
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[MemberName, asyncio.Task[None]] = {}
         self._to_remove: set[MemberName] = set()
+        self._orphans: set[MemberName] = set()  # their supervisor died, and podman has not removed their containers yet
         self._images_file: Path | None = None  # podman rewrites it when an image comes, goes or is renamed
         self._found: dict[str, _Stamp] = {}  # images that were present at that stamp; emptied when a start fails
         self._cleans: asyncio.Task[None] | None = None
@@ -186,6 +188,23 @@ class PodmanDriver(ProcessDriver):
             task.cancel()
             await asyncio.wait((task,))
         await super().close()
+
+    def can(self) -> Capabilities:
+        return msgspec.structs.replace(Driver.can(self), memory_limit="memory" in limits_here())
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        """Return also the members whose containers podman still runs, whatever the supervisor knows of them."""
+        supervised = await super().living(names)
+        if supervised is None:
+            return None
+        found = {*supervised, *self._orphans}
+        if found.issuperset(names):
+            return found
+        try:
+            there = {name_of(key) for _, key in await self._containers() if key.partition("|")[0] == self._owner}
+        except (OSError, TimeoutError, ValueError):
+            return None
+        return found | there
 
     def check(self, request: Request) -> None:
         check_request(request, self.own)
@@ -239,12 +258,17 @@ class PodmanDriver(ProcessDriver):
         name, request = assignment.name, assignment.request
         try:
             await self._have_image(name, request.image)
-            if nodes := await asyncio.to_thread(self._nodes, assignment):
+            specs = Registry()
+            if not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
+                specs = await asyncio.to_thread(read_registry, folders())
+            if nodes := self._nodes(assignment, specs):
                 self._file(name, _NODES).write_text("\n".join(nodes))
-            return msgspec.structs.replace(member, argv=await self._words(assignment, mps or None))
+            return msgspec.structs.replace(member, argv=await self._words(assignment, specs, mps or None))
         except CannotStart as refused:
             if refused.code is None:
                 raise HostAtFault(str(refused)) from None
+            if refused.mark:
+                raise LacksHere(str(refused)) from None
             raise refuse("failed-precondition", str(refused)) from None
         except (OSError, TimeoutError) as error:
             raise HostAtFault(f"podman: {error or 'it does not answer'}") from None
@@ -262,6 +286,7 @@ class PodmanDriver(ProcessDriver):
             name = name_of(key)
             if event.reason == "supervisor-died" and name in self._known:
                 self._known.discard(name)
+                self._orphans.add(name)
                 self._do(self._end_by_podman(key, event))
                 return
             looking = self._starting.pop(name, None)
@@ -276,6 +301,10 @@ class PodmanDriver(ProcessDriver):
         super().on_replaced()
         self._remove(self._known)
 
+    def _mark_of(self, name: MemberName, event: ChildEnded) -> str:
+        # programs, users and folders are those of the image, the same on every host
+        return NOT_HERE if event.reason == "start-failed" and event.stage == LACKS else ""
+
     def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
         """Tell the container's own end from a start that failed, by what `podman run` ended with."""
         change = msgspec.structs.replace
@@ -289,7 +318,7 @@ class PodmanDriver(ProcessDriver):
             self._found.clear()  # the image may have been removed
             fault = run_fault(self._said(name))
             number = errno.ENOENT if fault.code == CODE_NOT_FOUND else errno.EACCES
-            stage = ENGINE if fault.code is None else "exec"
+            stage = LACKS if fault.mark else ENGINE if fault.code is None else "exec"
             return change(event, reason="start-failed", stage=stage, errno=number, message=str(fault))
         if event.reason != "exit" and event.exit_code in _SIGNALS:
             return change(event, exit_code=None, signal=event.exit_code - 128)
@@ -348,7 +377,7 @@ class PodmanDriver(ProcessDriver):
             if found.code != 1:
                 raise CannotStart(None, found.error)
             if pull == "never":
-                raise CannotStart(CODE_CANNOT_START, f"there is no image {image}, and this worker does not pull it")
+                raise lacks(f"there is no image {image}, and this worker does not pull it")
         if self._pulls.locked():
             self._notes.say(name, f"waiting to pull the image {image}")
         async with self._pulls:
@@ -403,21 +432,21 @@ class PodmanDriver(ProcessDriver):
         [inspected] = msgspec.json.decode(done.out)
         return Image.of(inspected)
 
-    def _nodes(self, assignment: Assignment) -> list[str]:
-        """Return the device nodes that CDI must inject for the NVIDIA devices with a CDI name; empty if simulated.
+    def _nodes(self, assignment: Assignment, specs: Registry) -> list[str]:
+        """Return the device nodes that CDI must inject for the NVIDIA devices; empty if simulated.
 
-        Raises CannotStart for a device without a spec.
+        Raises CannotStart for a device that no spec has: podman has no other way to give it to a container.
         """
-        names = [each.cdi[0] for each in assignment.devices if each.vendor == "nvidia" and each.cdi]
+        names = [cdi_name(each, specs) for each in assignment.devices if each.vendor == "nvidia"]
         if self._simulated or not names:
             return []
-        registry = read_registry(folders())
         try:
-            return [node.path for node in registry.resolve(names).device_nodes]
+            return [node.path for node in specs.resolve(names).device_nodes]
         except CdiError as error:
-            raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
+            mend = "run nvidia-ctk cdi generate on that host"
+            raise CannotStart(None, "; ".join([str(error), *specs.faults, mend])) from None
 
-    async def _words(self, assignment: Assignment, mps: Mapping[str, str] | None) -> tuple[str, ...]:
+    async def _words(self, assignment: Assignment, specs: Registry, mps: Mapping[str, str] | None) -> tuple[str, ...]:
         """Return the command line of `podman run`. Raises CannotStart, HostAtFault.
 
         Make the limiter's segment and the file of secrets, and take the ports, that it names.
@@ -431,7 +460,7 @@ class PodmanDriver(ProcessDriver):
             variables = self._entries.write(self._key(name), secrets) if secrets else None
             published = self.ports.take(self._key(name), wanted, ports_of(name[0], self.own)) if wanted else None
             config = config_of(
-                assignment, self.own, self._policy, {"CDISpecDirs": True}, image, published=published,
+                assignment, self.own, self._policy, specs, image, published=published,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables, limit=limit,
                 folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
                 interface=self._interface, simulated=self._simulated, nodes=self.nodes, mps=mps,
@@ -439,8 +468,7 @@ class PodmanDriver(ProcessDriver):
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
         except MoorageError as error:
-            code = None if error.code == "failed-precondition" else CODE_CANNOT_START
-            raise CannotStart(code, without_prefix(error)) from None
+            raise config_fault(error) from None
         own = (f"--name={self._container(name)}", f"--pidfile={self._file(name, _MADE)}", f"--env={STATE_MARK}")
         return self.podman.words("run", *own, *words_of(config, limits_here()))
 
@@ -516,8 +544,21 @@ class PodmanDriver(ProcessDriver):
                 if (await self.podman.ask(*words)).code == 0:
                     break
             await asyncio.sleep(RETRY_S)
+        self._orphans.discard(name_of(key))
         self.on_event(key, event)
         self.on_events_over()
+
+    async def _containers(self, *options: str) -> list[list[str]]:
+        """Return id and member's key of each running container of this state folder; of all of them with `--all`.
+
+        Raises OSError, TimeoutError, ValueError.
+        """
+        form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
+        ours = f"--filter=label={LABEL_STATE}={self._mark}"
+        listed = await self.podman.ask("ps", *options, "--no-trunc", ours, form)
+        if listed.code:
+            raise OSError(listed.error)
+        return [line.split(" ", 1) for line in listed.out.splitlines()]
 
     async def _sweep(self, living: Sequence[MemberName]) -> None:
         """Remove this driver's containers, and its files in `FOLDER`, except those of these members.
@@ -525,12 +566,7 @@ class PodmanDriver(ProcessDriver):
         Log a warning for containers that podman does not remove. Raises OSError, TimeoutError, ValueError.
         """
         known = {self._key(name) for name in living}
-        form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
-        ours = f"--filter=label={LABEL_STATE}={self._mark}"
-        listed = await self.podman.ask("ps", "--all", "--no-trunc", ours, form)
-        if listed.code:
-            raise OSError(listed.error)
-        pairs = [line.split(" ", 1) for line in listed.out.splitlines()]
+        pairs = await self._containers("--all")
         left = [each for each, key in pairs if key.partition("|")[0] == self._owner and key not in known]
         for at in range(0, len(left), AT_ONCE):
             done = await self.podman.ask("rm", "--force", "--ignore", "--time=0", *left[at : at + AT_ONCE])

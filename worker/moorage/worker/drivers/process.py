@@ -15,7 +15,7 @@ import msgspec
 from moorage.schemas.capabilities import COUNTED, LIVE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError
-from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, LogPage, ReadLog
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
@@ -34,7 +34,7 @@ from moorage.worker.drivers.base import (
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
-from moorage.worker.environment import HostAtFault, JobEnvironment, check_sharing, process_environment
+from moorage.worker.environment import HostAtFault, JobEnvironment, check_sharing, not_here, process_environment
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer
 from moorage.worker.job_files import FilesUnavailable, JobFiles
@@ -73,6 +73,12 @@ _WANTS: Final = {
 }
 #: the stage of a start that an engine could not do, through no fault of the job
 ENGINE: Final = "engine"
+#: the stage of a start for which an engine lacks something here, such as an image
+LACKS: Final = "lacks"
+#: errors of exec that the request brings about on every host: its arguments are too long, its memory limit too low
+_OF_REQUEST: Final = (errno.E2BIG, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOMEM)
+#: errors of exec and chdir that say that the file or folder is not there, or not to be used
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR)
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):
@@ -170,7 +176,9 @@ class ProcessDriver(Driver):
         self._started: list[MemberName] = []
         self._ended: list[tuple[MemberName, int, str]] = []
         self._failed: list[tuple[MemberName, int, str]] = []
-        self._not_started: list[tuple[MemberName, str]] = []
+        self._not_started: dict[int, list[tuple[MemberName, str]]] = {}  # by exit code, 0 for none
+        self._own_cwd: set[MemberName] = set()  # members that start below their own folder
+        self._own_program: set[MemberName] = set()  # those whose program is there, too
         self._stuck: list[MemberName] = []
         self._output = OutputFrames()
         self._processes = MemberProcesses()
@@ -183,6 +191,10 @@ class ProcessDriver(Driver):
             self._folders.begin(name_of(key) for key, _, _ in listed)
         if self._limits is not None:
             self._limits.begin(name_of(key) for key, _, _ in listed)
+        for key, state, event in listed:  # before the wait below: a member may end meanwhile
+            if state != "ended":
+                self._known.add(name_of(key))
+                self._note_pid(name_of(key), event)
         frozen: set[MemberName] = set()
         if self._freezer is not None:
             running = [name_of(key) for key, state, _ in listed if state != "ended"]
@@ -197,12 +209,16 @@ class ProcessDriver(Driver):
                 if self._store(name, event):
                     living.append(Living(name, "running"))
                     continue
+                mark = self._mark_of(name, event)
                 self._over([name])
-                living.append(Living(name, "refused" if _is_the_hosts(event) else "exited", *_verdict(event)))
+                code, why = _verdict(event, mark)
+                if mark or not _is_the_hosts(event):
+                    living.append(Living(name, "refused" if mark else "exited", code, why))
+                else:
+                    living.append(Living(name, "refused", 0, why))
             else:
-                self._known.add(name)
-                self._note_pid(name, event)
-                self._taken_over(name)
+                if name in self._known:
+                    self._taken_over(name)
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
         if self._folders is not None:
@@ -227,6 +243,10 @@ class ProcessDriver(Driver):
             self._limits.close()
         await self._link.close(self._owner)
 
+    def can(self) -> Capabilities:
+        users = os.geteuid() == 0 and (self._folders is None or self._folders.lets_users())
+        return msgspec.structs.replace(super().can(), users=users, memory_limit="memory" in self._link.controllers)
+
     def check(self, request: Request) -> None:
         if not self._simulated and request.gpu is not None:
             check_sharing(request.gpu, has_own_mps=self._mps is not None)
@@ -235,6 +255,7 @@ class ProcessDriver(Driver):
         members: list[StartMember] = []
         failed: list[tuple[MemberName, int, str]] = []
         not_started: list[tuple[MemberName, str]] = []
+        lacking: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 member = self._start_member(assignment)
@@ -246,17 +267,22 @@ class ProcessDriver(Driver):
             except HostAtFault as error:  # it was there when `check` looked
                 not_started.append((assignment.name, error.problem.message))
             except MoorageError as error:
-                failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
+                if why := not_here(error):
+                    lacking.append((assignment.name, why))
+                else:
+                    failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
             except Exception:  # no request may end an agent: every worker that gets the request would go down
                 log.exception(
                     "job %s of tenant %s could not be prepared to start", assignment.name[1], assignment.name[0]
                 )
                 failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
-        self._over([*(each[0] for each in failed), *(each[0] for each in not_started)])
+        self._over([*(each[0] for each in failed), *(each[0] for each in (*not_started, *lacking))])
         if failed:
             self.report(StartFailed(failed))
         if not_started:
             self.report(NotStarted(not_started))
+        if lacking:
+            self.report(NotStarted(lacking, CODE_CANNOT_START))
         if members:
             self._link.start(members)
 
@@ -329,6 +355,19 @@ class ProcessDriver(Driver):
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._link.set_fence(self._owner, deadline_s, grace_s)
 
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        listed = await self._link.listed(self._owner)
+        if listed is None:
+            return None
+        left = {name_of(key) for key, state, _ in listed if state != "ended"}
+        return left | self._bringing.keys() | self._storing.keys()
+
+    def give_up(self, name: MemberName) -> None:
+        self._known.discard(name)
+        self._processes.ended(name)
+        self._over([name])
+        super().give_up(name)
+
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds = self._link.keeper.bounds
         kept = {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
@@ -357,10 +396,11 @@ class ProcessDriver(Driver):
             self._output.end(name, event)
             if self._store(name, event):
                 return
+            mark = self._mark_of(name, event)
             self._over([name])
-            code, why = _verdict(event)
-            if _is_the_hosts(event):
-                self._not_started.append((name, why))
+            code, why = _verdict(event, mark)
+            if mark or _is_the_hosts(event):
+                self._not_started.setdefault(code if mark else 0, []).append((name, why))
                 return
             (self._failed if event.reason == "start-failed" else self._ended).append((name, code, why))
         elif isinstance(event, Unproven):
@@ -372,15 +412,15 @@ class ProcessDriver(Driver):
         ended, self._ended = self._ended, []
         failed, self._failed = self._failed, []
         stuck, self._stuck = self._stuck, []
-        not_started, self._not_started = self._not_started, []
+        not_started, self._not_started = self._not_started, {}
         if started:
             self.report(Started(started))
         if stuck:
             self.report(Stuck(stuck))
         if failed:
             self.report(StartFailed(failed))
-        if not_started:
-            self.report(NotStarted(not_started))
+        for code, items in not_started.items():
+            self.report(NotStarted(items, code))
         if ended:
             self.report(Ended(ended))
         for name, payload in self._output.take():
@@ -449,6 +489,20 @@ class ProcessDriver(Driver):
     def _taken_over(self, name: MemberName) -> None:
         """Take note of a member that an earlier agent started and that is not over. This driver does nothing."""
 
+    def _mark_of(self, name: MemberName, event: ChildEnded) -> str:
+        """Return whose fault a failed start is, as the mark of its refusal: NOT_HERE if this host lacks what the
+        member needs, CANNOT_RUN if that is among its own files and so no host has it, else "".
+
+        What an earlier agent has started counts as the first.
+        """
+        stage, number = event.stage, event.errno
+        if event.reason != "start-failed" or number in _WANTS.get(stage, ()):
+            return ""
+        if number in _ABSENT and ((stage == "cwd" and name in self._own_cwd) or name in self._own_program):
+            return CANNOT_RUN
+        lacks = stage in ("user", "cwd", LACKS) or (stage == "exec" and number not in _OF_REQUEST)
+        return NOT_HERE if lacks else ""
+
     def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
         """Return the end to report for a member whose process ended with this event; here it is the event."""
         return event
@@ -469,8 +523,10 @@ class ProcessDriver(Driver):
         except HostAtFault as error:
             self._not_brought(name, NotStarted([(name, error.problem.message)]))
         except MoorageError as error:
-            why = error.problem.message
-            self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
+            if why := not_here(error):
+                self._not_brought(name, NotStarted([(name, why)], CODE_CANNOT_START))
+            else:
+                self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, error.problem.message)]))
         except Exception:  # no request may end an agent, as in `start`
             log.exception("job %s could not be prepared to start", name[1])
             why = "moorage failed on this request"
@@ -514,6 +570,8 @@ class ProcessDriver(Driver):
     def _over(self, names: Sequence[MemberName]) -> None:
         """Release the folders and limiter segments of these members, of which nothing runs."""
         for name in names:
+            self._own_cwd.discard(name)
+            self._own_program.discard(name)
             if self._folders is not None:
                 self._folders.over(name)
             if self._limits is not None:
@@ -530,10 +588,11 @@ class ProcessDriver(Driver):
         return key_of(self._owner, name)
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Return the member to start. Raises HostAtFault, SecretRefused, and Refused if the policy forbids it."""
+        """Return the member to start. Raises HostAtFault, LacksHere, and Refused if the policy forbids it."""
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)
+        self._policy.check_root(tenant, run)
         self._policy.check_secrets(tenant, run.env)
         user = self._policy.user_of(tenant) or run.user
         ours = assignment.environment(
@@ -547,6 +606,10 @@ class ProcessDriver(Driver):
             if run.files is None:
                 self._folders.give(assignment.name, user)
             cwd = os.path.join(folder, run.cwd or "")  # an absolute `cwd` replaces the folder
+            if not os.path.isabs(run.cwd or ""):
+                self._own_cwd.add(assignment.name)
+                if "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
+                    self._own_program.add(assignment.name)
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
         if self._limits is not None and (limit := self._limits.of_process(assignment.name, *assignment.part, user)):
             env = JobEnvironment(limit.laid_over(env))
@@ -576,16 +639,20 @@ def _is_the_hosts(event: ChildEnded) -> bool:
     )
 
 
-def _verdict(event: ChildEnded) -> tuple[int, str]:
-    """Return the code and the reason to report for a member that ended so."""
+def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
+    """Return the code and the reason to report for a member that ended so.
+
+    `mark` says whose fault a failed start is, as the beginning of its reason.
+    """
     if event.reason == "start-failed" and event.stage == "launcher":
         return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":
         is_absent = event.errno == errno.ENOENT and event.stage == "exec"
         words = [event.stage, event.message]
-        if event.stage in ("exec", "cwd", ENGINE) and event.message != os.strerror(event.errno or 0):
+        if event.stage in ("exec", "cwd", ENGINE, LACKS) and event.message != os.strerror(event.errno or 0):
             words = [event.message]  # it names what was not found; an older release sends only the text of errno
-        return CODE_NOT_FOUND if is_absent else CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, words))}"
+        code = CODE_NOT_FOUND if is_absent else CODE_CANNOT_START
+        return code, f"{mark or f'{START_FAILED}: '}{': '.join(filter(None, words))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
         return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     code = event.exit_code if event.exit_code is not None else -(event.signal or 0)

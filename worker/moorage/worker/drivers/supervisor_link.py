@@ -36,6 +36,7 @@ from moorage.worker.supervisor.protocol import (
     Event,
     FrameTooLarge,
     Listed,
+    Output,
     Started,
     StartMember,
 )
@@ -127,6 +128,7 @@ class SupervisorLink:
         self._arguments = arguments
         self._supervised: Supervised | None = None
         self._listeners: dict[str, Listener] = {}
+        self._unheard: set[str] = set()  # owners whose members had events while they had no listener
         self._fences: dict[str, tuple[float, float]] = {}
         self._fence: tuple[float, float] | None = None
         self._pending: list[StartMember] = []
@@ -139,6 +141,11 @@ class SupervisorLink:
     def pid(self) -> int:
         """The supervisor's pid; 0 while the link is not connected."""
         return self._supervised.identity.pid if self._supervised is not None else 0
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """The cgroup controllers that limit members here; empty while the link is not connected."""
+        return self._supervised.controllers if self._supervised is not None else ()
 
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Join an owner; return key, state and event of each of its members, as `Listener.on_listed` gets them.
@@ -157,9 +164,22 @@ class SupervisorLink:
                 self._sweeps.add_done_callback(self._over)
             if self._supervised is None:
                 raise SupervisorGone("the supervisor is away")
-            listed = await self._supervised.list()
+            while True:
+                self._unheard.discard(owner)
+                listed = await self._supervised.list()
+                if owner not in self._unheard:  # else the list may be from before that event
+                    break
             self._listeners[owner] = listener
             return _of_owner(owner, listed)
+
+    async def listed(self, owner: str) -> list[tuple[str, str, Event | None]] | None:
+        """Return what the supervisor has of this owner, as `open` does; None if it does not answer now."""
+        if self._supervised is None:
+            return None
+        try:
+            return _of_owner(owner, await self._supervised.list())
+        except SupervisorError:
+            return None
 
     async def end_others(self, spared: Callable[[str], bool]) -> None:
         """End and forget jobs that an agent with other settings left, except those of owners that are `spared`.
@@ -374,6 +394,8 @@ class SupervisorLink:
             if listener is not None:
                 heard[owner] = listener
                 listener.on_event(key, event)
+            elif not isinstance(event, Output):
+                self._unheard.add(owner)
         for listener in heard.values():
             listener.on_events_over()
 

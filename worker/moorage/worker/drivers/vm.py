@@ -18,17 +18,18 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import VmBlock
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.system.proctree import MARK_NAMES
-from moorage.worker.drivers.base import Assignment, Living
+from moorage.worker.drivers.base import Assignment, Driver, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process import STAGE_BOOT, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of
-from moorage.worker.environment import HostAtFault, process_environment
+from moorage.worker.environment import HostAtFault, LacksHere, process_environment
 from moorage.worker.inventory.handed_on import HandingInventory
 from moorage.worker.inventory.machine import sysfs_address
 from moorage.worker.member_messages import MemberName
@@ -168,8 +169,11 @@ class VmDriver(ProcessDriver):
             await asyncio.wait((self._gives_back,))
         await super().close()
 
+    def can(self) -> Capabilities:
+        return Driver.can(self)  # a job is the root of its VM, whose memory is what it asked for
+
     def check(self, request: Request) -> None:
-        """Raise Refused for what no VM can offer, and (`failed-precondition`) for an image that this worker lacks."""
+        """Raise Refused for what no VM can offer, and LacksHere for an image that this worker lacks."""
         gpu, run = request.gpu, request.workload
         if run.user is not None:
             raise _wrong("run.user", run.user, "a VM runs its job as the guest's root: name no user")
@@ -180,13 +184,8 @@ class VmDriver(ProcessDriver):
             allowed = ", ".join(FORMATS)
             raise _wrong("run.image", request.image, f"an image of a VM is the name of a file that ends with {allowed}")
         if request.image and find(request.image, self.own.all_folders) is None:
-            raise refuse(
-                "failed-precondition",
-                f"this worker has no disk image {request.image}",
-                field="$.run.image",
-                found=request.image,
-                next="put it into a folder of the setting images of [driver.vm]",
-            )
+            next_step = "put it into a folder of the setting images of [driver.vm]"
+            raise LacksHere(f"this worker has no disk image {request.image}", found=request.image, next_step=next_step)
         if gpu is not None and (gpu.scheduling == "gang" or gpu.distributed is not None):
             raise _wrong("gpu.scheduling", "gang", "the ranks of a gang cannot meet: a VM has no network")
         if gpu is not None and gpu.effective_sharing != "exclusive":
@@ -289,7 +288,7 @@ class VmDriver(ProcessDriver):
             return member
         [device] = assignment.devices
         if self._hands is None:
-            raise HostAtFault("this worker cannot hand a GPU on to a VM")
+            raise LacksHere("this worker cannot hand a GPU on to a VM")
         address = self._handed[assignment.name] = sysfs_address(device.pci)
         # in a task of its own: if the start is cancelled meanwhile, the GPU must not be left half bound
         binding = asyncio.get_running_loop().create_task(self._hands.hand_on(device))

@@ -127,9 +127,10 @@ class Inventory(Protocol):
         ...
 
     async def held(self, slot: int) -> dict[int, int]:
-        """Return the MiB of the device that each compute process uses, by pid, CUDA contexts included.
+        """Return the MiB of the device that each process uses, by pid, CUDA contexts included.
 
-        NVIDIA MPS's own processes and processes that only do graphics are left out. A device that a VM has gives an
+        NVIDIA MPS's own processes are left out, and processes that only do graphics if the driver does not report their
+        memory. A device that a VM has gives an
         empty dict. Bounded in time. Raises HeldUnknown unless the memory of every compute process is known.
         """
         ...

@@ -1,7 +1,8 @@
 """Show the devices of a machine of which VMs may have some: those stay in their slots, neither missing nor free.
 
 A GPU is handed on and given back here, through `vm/passthrough.py`. NVIDIA's driver can be unbound from a GPU only once
-this process has closed NVML, so all readings wait meanwhile, and NVML is opened again afterwards. The journals record
+this process has closed NVML, so all readings wait meanwhile, for `driver_changes.CHANGE_S` at most, and NVML is opened
+again afterwards. The journals record
 what is handed on, and a file keeps the list of devices, so an agent that starts while VMs run finds the same slots.
 """
 
@@ -24,7 +25,8 @@ from moorage.worker.inventory.base import HeldUnknown, ReportFault, SlotReading
 from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
 from moorage.worker.inventory.threads import in_thread
-from moorage.worker.vm.passthrough import NotHandedOn, Passthrough, journals, lock, lock_path, write_synced
+from moorage.worker.vm.driver_changes import DriverChanges
+from moorage.worker.vm.passthrough import NotHandedOn, Passthrough, lock_path, write_synced
 
 #: file below the folder of the journals: the devices in slot order
 DEVICES_FILE: Final = "devices"
@@ -58,6 +60,7 @@ class HandingInventory:
         inner: CombinedInventory,
         open_inner: Callable[[], Awaitable[CombinedInventory]],
         passthrough: Passthrough,
+        changes: DriverChanges,
         folder: Path,
         before: list[_Slot],
         away: set[str],
@@ -73,6 +76,7 @@ class HandingInventory:
         self._inner: CombinedInventory | None = inner
         self._open_inner = open_inner
         self.passthrough: Final = passthrough
+        self._changes: Final = changes
         self._folder: Final = folder
         #: the PCI addresses of devices that are handed on, or could not be given back
         self.away = away
@@ -101,7 +105,9 @@ class HandingInventory:
     async def memory_is_free(self, slot: int) -> bool:
         async with self._asking() as inner:
             home = self._homes[slot]
-            return inner is not None and home is not None and await inner.memory_is_free(home)
+            if inner is None or home is None or self._slots[slot].address in self.away:
+                return False
+            return await inner.memory_is_free(home)
 
     def memory_baseline_mib(self, slot: int) -> int:
         home = self._homes[slot]
@@ -142,8 +148,9 @@ class HandingInventory:
     async def hand_on(self, device: Device) -> list[str]:
         """Bind a device's functions to vfio-pci; return their PCI addresses, the device's own first.
 
-        Raises NotHandedOn if the device cannot be handed on. Until the VM has locked the device, every `take_back` must
-        get the device's address in `spared`. This call must not be cancelled.
+        Raises NotHandedOn if the device cannot be handed on, also if the kernel does not unbind it in time: then the
+        device is away until that is over, and readings of the others go on. Until the VM has locked the device, every
+        `take_back` must get the device's address in `spared`. This call must not be cancelled.
         """
         address = sysfs_address(device.pci)
         self._check_alone(device)
@@ -155,7 +162,7 @@ class HandingInventory:
                 await in_thread("passthrough-check", partial(self.passthrough.functions, address, os.getpid()))
                 await self._close_inner()
                 write_synced(self._folder / DEVICES_FILE, msgspec.json.encode(self._slots))
-                return await in_thread("passthrough", partial(self.passthrough.take, address, journal))
+                return await self._changes.take(address)
             except OSError as error:
                 named = f"{error.filename}: " if error.filename else ""
                 raise NotHandedOn(f"{named}{error.strerror or error}") from None
@@ -173,9 +180,7 @@ class HandingInventory:
             return []
         async with self._alone():
             before = self.away
-            self.away, faults = await in_thread(
-                "passthrough-back", partial(give_back_unlocked, self.passthrough, self._folder, spared)
-            )
+            self.away, faults = await self._changes.give_back(spared)
             if before != self.away:
                 try:
                     await self._close_inner()
@@ -274,32 +279,6 @@ class HandingInventory:
         return reading
 
 
-def give_back_unlocked(
-    passthrough: Passthrough, folder: Path, spared: Collection[str] = ()
-) -> tuple[set[str], list[str]]:
-    """Give back all devices that no VM has locked, except the PCI addresses in `spared`. Block until that is done.
-
-    Return the addresses of all devices that are not given back, and one line for each whose return failed.
-    """
-    faults: list[str] = []
-    for address in journals(folder):
-        if address in spared:
-            continue
-        try:
-            descriptor = lock(lock_path(folder, address))
-            if descriptor is None:
-                continue
-            try:
-                passthrough.give_back(folder / address)
-            finally:
-                os.close(descriptor)
-        except NotHandedOn as error:
-            faults.append(f"{address} cannot be given back: {error.problem.message}")
-        except OSError as error:
-            faults.append(f"{address} cannot be given back: {error.strerror or error}")
-    return set(journals(folder)), faults
-
-
 async def open_handing(
     folder: Path,
     *,
@@ -311,11 +290,12 @@ async def open_handing(
     Devices that an earlier agent handed on, and that no VM has any more, are given back first.
     """
     passthrough = passthrough or Passthrough()
-    away, faults = await in_thread("passthrough-back", partial(give_back_unlocked, passthrough, folder))
+    changes = DriverChanges(passthrough, folder)
+    away, faults = await changes.give_back()
     for fault in faults:
         log.error("%s", fault)
     inner = await open_inner()
-    return HandingInventory(inner, open_inner, passthrough, folder, _kept(folder) if away else [], away)
+    return HandingInventory(inner, open_inner, passthrough, changes, folder, _kept(folder) if away else [], away)
 
 
 def _kept(folder: Path) -> list[_Slot]:

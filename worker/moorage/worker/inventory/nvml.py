@@ -52,6 +52,8 @@ SHUT_DOWN_TIMEOUT_S: Final = 10.0
 DEVICES_MAX: Final = 64
 #: minimum time span of the samples of processes' work: the driver makes a sample at least once a second
 SAMPLES_OF_S: Final = 1.0
+AHEAD_S_MAX: Final = 1.0
+"""A sample of a process's work that says to be taken later than this from now is left out."""
 SAMPLES_OF_S_MAX: Final = 60.0  # and the maximum
 #: The baseline of a device that was in use when first seen: the most that an idle one uses, with reserved memory.
 BASELINE_ASSUMED_MIB: Final = 1024
@@ -400,9 +402,11 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
 
 
 def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
-    """Return the MiB of each compute process by pid, without MPS's own; of a pid in both lists, the larger number.
+    """Return the MiB of each process by pid, without MPS's own; of a pid in several lists, the largest number.
 
-    Raises HeldUnknown if the driver does not report the memory of one of them, NVMLError, AttributeError.
+    A process that only does graphics is left out if the driver does not report its memory: a desktop may be one, and
+    must not end the guarding of the others. Raises HeldUnknown if that of a compute process is not reported, NVMLError,
+    AttributeError.
     """
     found: dict[int, int] = {}
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
@@ -412,6 +416,9 @@ def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
                 raise HeldUnknown(f"NVML does not tell what pid {pid} {_name_of(pid, proc)}".rstrip() + " holds")
             if not _name_of(pid, proc).startswith(MPS_COMM):
                 found[pid] = max(found.get(pid, 0), int(used) // _MIB)
+    for entry in _optional(api, partial(_call, api, "nvmlDeviceGetGraphicsRunningProcesses", raw), list[Any]()):
+        if entry.usedGpuMemory is not None:
+            found[int(entry.pid)] = max(found.get(int(entry.pid), 0), int(entry.usedGpuMemory) // _MIB)
     return found
 
 
@@ -446,7 +453,10 @@ def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
         # the bindings raise NVML_SUCCESS where there are no samples
         empty = (api.NVML_SUCCESS, api.NVML_ERROR_NOT_FOUND)
         return {} if getattr(error, "value", None) in empty else None
-    worked = {int(each.pid): min(int(each.smUtil), 100) for each in sorted(samples, key=lambda each: each.timeStamp)}
+    # a sample from the future is not one: some drivers fill their buffer with such (NVIDIA/go-nvml issue 11)
+    latest_us = int((time.time() + AHEAD_S_MAX) * 1e6)
+    samples = sorted((each for each in samples if each.timeStamp <= latest_us), key=lambda each: each.timeStamp)
+    worked = {int(each.pid): min(int(each.smUtil), 100) for each in samples}
     return None if any(_name_of(pid, proc).startswith(MPS_COMM) for pid in worked) else worked
 
 

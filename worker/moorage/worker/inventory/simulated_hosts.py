@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.frames import Device
+from moorage.schemas.gpu import UNITS
 from moorage.schemas.names import SIMULATED_UUID, worker_slug
 from moorage.worker.inventory.simulated import SimulatedHost
 
@@ -72,7 +73,7 @@ MODELS: Final[dict[str, Model]] = {
 }
 
 _GROUP: Final = re.compile(
-    r"(?P<count>\d{1,6})x(?P<model>[A-Za-z][A-Za-z0-9_ .-]{0,62})(?::(?P<size>\d{1,9})(?P<unit>[GM]))?"
+    r"(?P<count>\d{1,6})x(?P<model>[A-Za-z][A-Za-z0-9_ .-]{0,62})(?::(?P<size>\d{1,9})(?P<unit>[A-Za-z]{1,3}))?"
 )
 _HOSTS: Final = re.compile(r"(?P<count>\d{1,9})x(?=\d+x|cpu$)")
 
@@ -110,7 +111,10 @@ def parse_groups(word: str) -> list[tuple[int, Model]]:
             raise ValueError(f"not a simulated host: {part!r}; it looks like 8xH100, 2xL40S,6xA100, 2xNew:24G or cpu")
         size_mib = None
         if found["size"]:
-            size_mib = int(found["size"]) * 10**9 // 2**20 if found["unit"] == "G" else int(found["size"])
+            unit = UNITS.get(found["unit"].lower())
+            if unit is None:
+                raise ValueError(f"not a simulated host: {part!r}; the unit of memory is G, Gi or M")
+            size_mib = int(int(found["size"]) * unit / (1 << 20))
         groups.append((int(found["count"]), _model(found["model"], size_mib)))
     total = sum(count for count, _ in groups)
     if not 1 <= total <= GPUS_PER_HOST_MAX or not all(count for count, _ in groups):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 
 from moorage.schemas.gpu import Sharing
+from moorage.worker.leases.family import Family
 from moorage.worker.leases.protocol import Answer, AskedBack, frame
 
 
 class Holder:
     """A connection to the lease socket. `slots` is empty unless it has a lease.
 
+    `family` is set while it has a lease of shared devices.
+
     `drained` is the request of a drain, and `recalled` the earliest other one: it stays when the drain ends.
     """
 
-    __slots__ = ("drained", "mode", "overdue", "pid", "purpose", "recalled", "slots", "uid", "writer")
+    __slots__ = ("drained", "family", "mode", "overdue", "pid", "purpose", "recalled", "slots", "uid", "writer")
 
     def __init__(self, pid: int, uid: int, writer: asyncio.StreamWriter) -> None:
         self.pid = pid
@@ -23,6 +26,7 @@ class Holder:
         self.purpose = ""
         self.slots: tuple[int, ...] = ()
         self.mode: Sharing = "exclusive"
+        self.family: Family | None = None
         self.drained: AskedBack | None = None
         self.recalled: AskedBack | None = None
         self.overdue: asyncio.TimerHandle | None = None

@@ -4,35 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from pathlib import Path
-from typing import Final
 
 from moorage.system.unix_socket import listen, open_folder
-
-#: socket(7), since Linux 6.5: a pidfd of the peer. Unlike a pid it cannot come to mean another process
-_SO_PEERPIDFD: Final = 77
-
-
-def open_pidfd(connection: socket.socket, pid: int) -> int:
-    """Return a pidfd of the peer; -1 if none can be opened: it is gone, or not visible in this pid namespace.
-
-    `pid` is opened where the kernel cannot give the pidfd of a connection's peer. Raises OSError if this process or the
-    host has no descriptor left.
-    """
-    try:
-        return int(connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
-    except OSError:
-        pass
-    try:
-        return os.pidfd_open(pid)
-    except ValueError:
-        return -1
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        return -1
 
 
 def watch(pidfd: int) -> asyncio.Future[None]:

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from moorage.schemas.gpu import Sharing
-from moorage.system.proctree import boottime_s, descendants
+from moorage.system.proctree import boottime_s
 from moorage.worker.inventory.base import PROBE_QUARANTINED_S, PROBE_S, Inventory
 from moorage.worker.leases.holder import Holder
 from moorage.worker.pool import GpuLease, GpuPool
@@ -46,9 +45,8 @@ class Returning:
         the device. A device that is not free after `free_wait_s` is quarantined until it is.
         """
         self._freeing.update(leases)
-        pids = {holder.pid, *descendants([holder.pid])} if holder.mode != "exclusive" else set()
         for lease in leases:
-            self._spawn(self._free_when_seen(lease, holder, pids))
+            self._spawn(self._free_when_seen(lease, holder))
 
     def close(self) -> None:
         """Give the leases that wait for free devices back to the pool now, unchecked. The waits must have ended."""
@@ -66,11 +64,11 @@ class Returning:
             self._mark(slot, holder, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
         log.error("worker %s: %r was asked to give its GPUs back and did not", self._worker, holder)
 
-    async def _free_when_seen(self, lease: GpuLease, holder: Holder, pids: set[int]) -> None:
+    async def _free_when_seen(self, lease: GpuLease, holder: Holder) -> None:
         slot = lease.slot
         ends_s = boottime_s() + self._free_wait_s
         waited_out = False
-        while not await self._is_free(slot, holder.mode, pids):
+        while not await self._is_free(slot, holder):
             if not waited_out and boottime_s() >= ends_s:
                 waited_out = True
                 self._mark(slot, holder, f"memory kept after the lease of pid {holder.pid}")
@@ -83,24 +81,25 @@ class Returning:
         lease.release()
         self._unmark(slot, holder)  # it may be marked as overdue, too
 
-    async def _is_free(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
-        """Return whether a whole device has its idle memory, or none of `pids` is on a shared one.
+    async def _is_free(self, slot: int, holder: Holder) -> bool:
+        """Return whether a whole device has its idle memory, or none of the holder's processes is on a shared one.
 
         A device that cannot be read is not free.
         """
         try:
-            return await self._look(slot, mode, pids)
+            return await self._look(slot, holder)
         except Exception as error:
             if slot not in self._unseen:
                 self._unseen.add(slot)
                 log.error("worker %s: GPU %d cannot be read: %r", self._worker, slot, error)
             return False
 
-    async def _look(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
-        if mode == "exclusive":
+    async def _look(self, slot: int, holder: Holder) -> bool:
+        if holder.family is None:
             return await self._inventory.memory_is_free(slot)
+        holder.family.look()
         reading = (await self._inventory.sample())[slot]
-        return reading.health != "unresponsive" and not any(each.pid in pids for each in reading.processes)
+        return reading.health != "unresponsive" and not any(holder.family.has(each.pid) for each in reading.processes)
 
     def stays(self, holder: Holder) -> None:
         """Lift the quarantine of a holder that may keep its devices after all, if no other holder keeps it up."""

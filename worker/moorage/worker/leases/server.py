@@ -27,13 +27,15 @@ from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.gpu import GpuSpec
+from moorage.system.pidfds import open_peer
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import FREE_WAIT_S, Inventory, SlotReading
+from moorage.worker.leases.family import Family
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
-from moorage.worker.leases.peer import listen_alone, open_pidfd, watch
+from moorage.worker.leases.peer import listen_alone, watch
 from moorage.worker.leases.protocol import (
     FRAME_BYTES_MAX,
     NEVER_S,
@@ -55,7 +57,7 @@ from moorage.worker.pool import GpuLease, GpuPool
 CONNECTIONS_MAX: Final = 256
 #: a peer that connects and sends no request within this time is disconnected
 FIRST_WORD_S_MAX: Final = 5.0
-#: how long holders have to give back when an operator drains the worker; a drain names no time
+#: how long holders have to give back when an operator drains the worker without a deadline
 DRAIN_S: Final = 3600.0
 DRAINED: Final = "the worker is drained"
 #: how long a holder has to give back devices that it did not use for too long
@@ -128,9 +130,7 @@ class LeaseServer:
 
     def _ask_back(self, holder: Holder, asked: AskedBack) -> None:
         before = holder.asked_back
-        if asked.reason == DRAINED:
-            holder.drained = holder.drained or asked
-        elif holder.recalled is None or asked.deadline_boottime_s < holder.recalled.deadline_boottime_s:
+        if holder.recalled is None or asked.deadline_boottime_s < holder.recalled.deadline_boottime_s:
             holder.recalled = asked
         self._asked_anew(holder, before)
 
@@ -170,22 +170,26 @@ class LeaseServer:
             async with asyncio.timeout(within_s):
                 await self._empty.wait()
 
-    def drain(self, draining: bool) -> None:
-        """With True, lend nothing more and ask for all leases within `DRAIN_S`. With False, end that: lend again.
+    def drain(self, draining: bool, within_s: float | None = None) -> None:
+        """With True, lend nothing more and ask for all leases within `within_s` seconds; None: within `DRAIN_S`.
 
-        Then the deadlines of the drain have no effect any more, and holders get a message; what was asked back for
-        another reason stays so. Does nothing if the server lends nothing for another reason.
+        With False, end that: lend again. A deadline of a drain that is over or replaced has no effect any more, and
+        holders get a message; what was asked back for another reason stays so. Does nothing if the server lends nothing
+        for another reason.
         """
-        if draining and not self._closing:
+        if self._closing not in ("", DRAINED) or (not draining and not self._closing):
+            return
+        asked = None
+        if draining:
             self._refuse(DRAINED)
-            self.ask_back(DRAINED, DRAIN_S)
-        elif not draining and self._closing == DRAINED:
+            asked = AskedBack(DRAINED, boottime_s() + (DRAIN_S if within_s is None else within_s))
+        else:
             self._closing = ""
-            for holder in self.holders:
-                before, holder.drained = holder.asked_back, None
-                if holder.asked_back != before:
-                    self._returning.stays(holder)
-                self._asked_anew(holder, before)
+        for holder in self.holders:
+            before, holder.drained = holder.asked_back, asked
+            if holder.asked_back != before:
+                self._returning.stays(holder)
+            self._asked_anew(holder, before)
 
     def _refuse(self, reason: str) -> None:
         """Lend nothing from now on; refuse the borrowers that wait, and close their connections."""
@@ -248,7 +252,7 @@ class LeaseServer:
             elif len(self._holders) >= CONNECTIONS_MAX:
                 holder.say(problem("queue-full", f"{CONNECTIONS_MAX} processes borrow here already"))
                 await _heard(reader)
-            elif (pidfd := open_pidfd(peer, pid)) >= 0:
+            elif (pidfd := open_peer(peer, pid)) >= 0:
                 self._holders.add(holder)
                 await self._serve(holder, reader, watch(pidfd))
             else:
@@ -301,12 +305,16 @@ class LeaseServer:
         over: asyncio.Task[Request | None] = loop.create_task(read_request(reader))
         claim = loop.create_task(self._claim(request.gpu))
         leases: list[GpuLease] = []
+        following: asyncio.Task[None] | None = None
         try:
             await asyncio.wait((over, dead, claim), return_when=asyncio.FIRST_COMPLETED)
             if not claim.done():
                 return  # the borrower gave up or died, or the agent stops
             leases = claim.result()
             holder.slots, holder.mode = tuple(lease.slot for lease in leases), request.gpu.effective_sharing
+            if holder.mode != "exclusive":
+                holder.family = Family(holder.pid)
+                following = loop.create_task(holder.family.follow())
             self._empty.clear()
             devices = [lease.device for lease in leases]
             holder.say(Granted(self._worker, devices, holder.mode, self._inventory.simulated))
@@ -321,7 +329,7 @@ class LeaseServer:
                 self._returning.free(leases, holder)
             else:
                 claim.add_done_callback(lambda _: self._free_granted(claim, holder))
-            await _give_up(over, claim)
+            await _give_up(over, claim, *([following] if following is not None else []))
 
     def _free_granted(self, claim: asyncio.Task[list[GpuLease]], holder: Holder) -> None:
         """Free leases that were granted at the moment of cancellation."""

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import platform
+import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import SHARERS_MAX, Share
 from moorage.schemas.job import Request
+from moorage.system.private_files import replace_private
 from moorage.worker.attempt_folders import let_pass, owner_ids
 from moorage.worker.environment import HostAtFault
 from moorage.worker.limiter.control import RATE
@@ -41,6 +43,8 @@ SEGMENT_AT: Final = "/run/moorage/limiter"
 VARIABLE: Final = "MOORAGE_LIMITER"
 PRELOAD: Final = "LD_PRELOAD"
 MEMORY: Final = Path("/dev/shm")
+#: in the state folder: what the names of folder and segments in /dev/shm are made from, so that no other user can guess
+SECRET_NAME: Final = "limiter.secret"
 #: seconds between two checks of what launches have counted
 LOOK_S: Final = 1.0
 _MIB: Final = 1 << 20
@@ -107,6 +111,7 @@ class Limits:
         self._own = (settings.folder_dir or settings.state_dir) / "limiter"
         self._library = LIBRARY
         self._folder = folder_of(settings.state_dir)
+        self._secret = _secret_of(settings.state_dir)
         self._mark = f"{member_digest(owner)[:16]}."
         self._segments: dict[MemberName, Segment] = {}
         self._opened: dict[MemberName, int] = {}
@@ -278,18 +283,14 @@ class Limits:
         found.close()
         with contextlib.suppress(OSError):
             found.path.unlink(missing_ok=True)
-            self._folder.rmdir()  # unless there are others
 
     def _path(self, name: MemberName) -> Path:
-        return self._folder / (self._mark + member_digest("/".join(map(str, name))))
+        # not to be guessed: where every user may write a segment, only those who know its name can
+        return self._folder / (self._mark + member_digest("/".join((self._secret, *map(str, name)))))
 
     def _check_folder(self) -> None:
         """Make the folder, or check that it is ours. Raises OSError: another user may have made it in /dev/shm."""
-        with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=_PASSAGE)
-            self._folder.chmod(_PASSAGE)
-        about = self._folder.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != _PASSAGE:
+        if not _make_own(self._folder):
             raise PermissionError(f"{self._folder} is not the agent's own folder")
 
     # -- the worker's side, while attempts run
@@ -312,8 +313,6 @@ class Limits:
                     pass
                 except (OSError, SegmentError) as error:
                     log.warning("job %s: the limiter cannot use the segment of an earlier agent: %s", name[1], error)
-            if not any(self._folder.iterdir()):
-                self._folder.rmdir()
         except OSError as error:
             log.warning("the limiter: shared memory of an earlier agent cannot be used: %s", error)
 
@@ -341,11 +340,43 @@ class Limits:
         for one in self._segments.values():
             one.close()
         self._segments.clear()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # unless there are others
 
 
 def folder_of(state: Path) -> Path:
-    """Return the folder, in shared memory, of the segments of the worker with this state folder."""
-    return MEMORY / f"moorage-limits-{member_digest(str(state.resolve()))[:32]}"
+    """Return the folder, in shared memory, of the segments of the worker with this state folder; make it.
+
+    Every user can make folders there. So its name is random, and a new one if another user has taken it while no agent
+    ran. Raises OSError.
+    """
+    folder = _folder_by(_secret_of(state))
+    if not _make_own(folder):
+        (state / SECRET_NAME).unlink()
+        folder = _folder_by(_secret_of(state))
+        _make_own(folder)
+    return folder
+
+
+def _folder_by(secret: str) -> Path:
+    return MEMORY / f"moorage-limits-{member_digest(f'folder/{secret}')}"
+
+
+def _secret_of(state: Path) -> str:
+    """Return the state folder's secret, from which the names of the segments follow; make it if there is none."""
+    file = state / SECRET_NAME
+    if not file.exists():
+        replace_private(file, secrets.token_hex(16))
+    return file.read_text(encoding="ascii")
+
+
+def _make_own(folder: Path) -> bool:
+    """Make the folder if it is not there; return whether it is a folder of this user's with the right mode."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=_PASSAGE)
+        folder.chmod(_PASSAGE)
+    about = folder.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and stat.S_IMODE(about.st_mode) == _PASSAGE
 
 
 def rate_of(share: Share) -> float:

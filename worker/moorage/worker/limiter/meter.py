@@ -10,6 +10,10 @@ from typing import Any, Final
 HELD_S: Final = 1.0
 #: seconds between two calls for a GPU that reports nothing
 RETRY_S: Final = 10.0
+#: a sample from further ahead than this is not one: some drivers fill their buffer with such (NVIDIA/go-nvml issue 11)
+AHEAD_S_MAX: Final = 1.0
+#: Linux gives no greater number to a process (PID_MAX_LIMIT)
+PID_MAX: Final = 1 << 22
 _PERCENT: Final = 100
 
 
@@ -63,15 +67,22 @@ class Meter:
             self._is_open = True
         if uuid not in self._handles:
             self._handles[uuid] = self._api.nvmlDeviceGetHandleByUUID(uuid)
-        seen_us = self._seen_us.get(uuid) or time.time_ns() // 1000 - round(HELD_S * 1e6)
+        now_us = time.time_ns() // 1000
+        # no later than now: the host's clock may have been set back
+        seen_us = min(self._seen_us.get(uuid, now_us - round(HELD_S * 1e6)), now_us)
         try:
             samples = self._api.nvmlDeviceGetProcessUtilization(self._handles[uuid], seen_us)
-        except self._api.NVMLError_NotFound:
-            return None
+        except self._api.NVMLError as error:
+            # the bindings raise NVML_SUCCESS where there are no samples
+            if getattr(error, "value", None) in (self._api.NVML_SUCCESS, self._api.NVML_ERROR_NOT_FOUND):
+                return None
+            raise
         found: dict[int, float] = {}
         newest: dict[int, int] = {}
         for sample in samples:
             pid, taken_us = int(sample.pid), int(sample.timeStamp)
+            if not 0 < pid <= PID_MAX or taken_us > now_us + round(AHEAD_S_MAX * 1e6):
+                continue
             if taken_us > max(seen_us, newest.get(pid, 0)):
                 percent = sum(min(int(each), _PERCENT) for each in (sample.smUtil, sample.encUtil, sample.decUtil))
                 newest[pid], found[pid] = taken_us, min(percent, _PERCENT) / _PERCENT

@@ -179,15 +179,6 @@ class Containers:
         member.container.pidfd = -1
         self._init_died(member)
 
-    def signal(self, member: Member, number: signal.Signals) -> None:
-        """Signal the init and the processes of its session, as outside a container a process group is signaled."""
-        processes = self.processes(member)
-        for process in processes:
-            if process.pid == member.pid or process.session == member.pid:
-                with contextlib.suppress(PermissionError):
-                    kill_process(process, number)
-        self.look_soon()
-
     def processes(self, member: Member) -> list[Process]:
         """Return the living processes of a member's container. Raises `OSError` if they cannot be read."""
         assert member.container is not None

@@ -1,5 +1,6 @@
 """Start a child without the compiled launcher: a fork of the supervisor does the same as launcher.c, but slower."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -11,6 +12,8 @@ from moorage.system.proctree import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 from moorage.worker.supervisor.child import Child
 
 CANNOT_START: Final = 127
+OOM_SCORE_ADJ: Final = b"500"
+"""As in launcher.c."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -43,6 +46,8 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
         if cgroup >= 0:
             os.write(os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=cgroup), b"0")
+        with contextlib.suppress(OSError):
+            os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), OOM_SCORE_ADJ)
         for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(each, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -20,6 +20,7 @@ from moorage.system.proctree import (
     read_process,
     scan_marks,
     state_mark_of,
+    uid_of,
 )
 from moorage.worker.supervisor.containers import kill, processes_of
 from moorage.worker.supervisor.journal import Left, Starting
@@ -167,13 +168,30 @@ class FormerMembers:
             sorted(
                 process.pid
                 for process in scan.unreadable
-                if process.parent != os.getpid() and process.pid not in others and not _is_older(process, starting)
+                if process.parent != os.getpid()
+                and process.pid not in others
+                and not _is_older(process, starting)
+                and not _is_of_another_session(process, starting)
             )
         )
         if doubtful:
             self._not_proven(key, doubtful, "the environment of these processes cannot be read")
             return None
         return "scan"
+
+
+def _is_of_another_session(process: Process, starting: Starting) -> bool:
+    """Return whether a process is in a session that no process of the member can have begun.
+
+    A process stays in the session of its parent or begins its own, so a member's processes are in sessions that the
+    member began: none has a leader from before the member, or of another user (sshd's). The number of a session is no
+    other process's pid while the session has a process.
+    """
+    leader = read_process(process.session)
+    if leader is None:
+        return False
+    of_another_user = os.geteuid() != 0 and uid_of(leader.pid) not in (None, os.geteuid())
+    return of_another_user or _is_older(leader, starting)
 
 
 def _is_older(process: Process, starting: Starting) -> bool:

@@ -9,7 +9,7 @@ import errno
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ from moorage.system.proctree import (
     read_environ,
     read_process,
 )
+from moorage.worker.supervisor.asking import Asking
 from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers, takes
 from moorage.worker.supervisor.child import StartRefused, check_end, judge, signal_number
 from moorage.worker.supervisor.containers import LOOK_S_MAX, Containers, init_of, kill
@@ -87,9 +88,11 @@ class Jobs:
         self._containers = Containers(self._container_runs, self._clear, self._container_over)
         self._loop = asyncio.get_running_loop()
         self._by_pid: dict[int, Member] = {}
+        self._parting: dict[str, Member] = {}  # ENDING, and the main process is over
         self._clearing: dict[str, Member] = {}
         self._clear_delay_s = CLEAR_DELAY_S_MIN
         self._clear_timer: asyncio.TimerHandle | None = None
+        self._spare = _spare()
 
     # -- starting
 
@@ -262,7 +265,9 @@ class Jobs:
         data = pump.pump()
         if data == b"":
             self._loop.remove_reader(pump.descriptor)
-        elif data and member.start.stream_output:
+        elif data and member.order is not None:
+            member.order.note(pump.stream, len(data))
+        if data and member.start.stream_output:
             self._emit(Output(key=member.key, stream=pump.stream, offset=pump.seen_bytes - len(data), data=data))
         return data
 
@@ -271,16 +276,14 @@ class Jobs:
     def end(self, key: str, reason: Reason, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         """Send SIGTERM now and SIGKILL after the grace, or SIGKILL alone if the grace is 0.
 
-        A later call can only shorten the grace. A member that waits is not started. Unknown keys, and members whose
-        main process has ended, are ignored.
+        A later call can only shorten the grace. A member that waits is not started. Unknown keys, and members of which
+        the rest is being killed, are ignored.
 
         With a notice, a running member that has a checkpoint signal gets it now, and SIGTERM after `notice_s` seconds.
         """
         self.reap()
         member = self.members.get(key)
-        if member is None or member.wait_status is not None:
-            return
-        if member.container is not None and member.state is State.CLEARING:
+        if member is None or member.state is State.CLEARING:
             return
         if member.cause is None:
             member.cause, member.why = reason, why
@@ -314,9 +317,7 @@ class Jobs:
         deadline_s = self._loop.time() + grace_s
         if member.state is State.RUNNING and grace_s > 0:
             member.go(State.ENDING)
-            self._signal(member, signal.SIGTERM)
-            # A stopped process gets the signal only once it continues.
-            self._signal(member, signal.SIGCONT)
+            self._begin_to_ask(member)
             if member.start.leaves_cgroup:
                 self._end_deaf_init(member)
         if member.kill_timer is not None:
@@ -328,21 +329,41 @@ class Jobs:
         else:
             self._kill(member)
 
-    def _signal(self, member: Member, number: signal.Signals) -> None:
-        """Signal the main process's group, or in a container the init and the processes of its session.
+    def _begin_to_ask(self, member: Member) -> None:
+        assert member.pid is not None
+        try:
+            init = self._init(member)
+            if init is not None:
+                member.asking = Asking(init.pid, is_child=False)
+                member.asking.look(_living(descendants([init.pid])))
+            else:
+                member.asking = Asking(member.pid, is_child=member.container is None)
+                member.asking.look(self._rest(member, self._orphans()))
+        except OSError as error:
+            log(f"{member.key}: cannot signal each process by itself: {error}")
+            self._signal_group(member, signal.SIGTERM)
+            self._signal_group(member, signal.SIGCONT)
+        if member.container is not None:
+            self._containers.look_soon()
+
+    def _rest(self, member: Member, orphans: Mapping[str, Sequence[int]]) -> list[Process]:
+        """Return the living processes of a member. Raises OSError."""
+        if member.container is not None:
+            return self._containers.processes(member)
+        roots = [*orphans.get(member.key, ())]
+        if member.wait_status is None and member.pid is not None:
+            roots.append(member.pid)
+        if member.cgroup is not None:
+            roots += member.cgroup.pids()
+        return _living(descendants(roots))
+
+    def _signal_group(self, member: Member, number: signal.Signals) -> None:
+        """Signal the main process's group.
 
         The main process is not reaped, so its pid cannot belong to another process.
         """
         assert member.pid is not None
         try:
-            if member.container is not None:
-                self._containers.signal(member, number)
-                return
-            if (init := self._init(member)) is not None:
-                for process in map(read_process, descendants([init.pid])):
-                    if process is not None and init.pid in (process.pid, process.session):
-                        kill_process(process, number)
-                return
             os.killpg(member.pid, number)
         except ProcessLookupError:
             # its session does not exist yet
@@ -357,8 +378,7 @@ class Jobs:
         """
         if not member.start.leaves_cgroup or member.pid is None:
             return None
-        below = map(read_process, descendants([member.pid]))
-        return init_of([process for process in below if process is not None and not process.dead])
+        return init_of(_living(descendants([member.pid])))
 
     def _end_deaf_init(self, member: Member) -> None:
         """Kill a container's init that is alone and does not handle SIGTERM.
@@ -374,7 +394,10 @@ class Jobs:
         self._loop.call_later(LOOK_S_MAX, self._end_deaf_init, member)
 
     def _kill(self, member: Member) -> None:
-        if member.state not in (State.RUNNING, State.ENDING) or member.pid is None or member.wait_status is not None:
+        if member.state not in (State.RUNNING, State.ENDING) or member.pid is None:
+            return
+        if member.wait_status is not None:
+            self._clear(member)
             return
         member.go(State.KILLING)
         self._watch(member)
@@ -396,7 +419,7 @@ class Jobs:
             log(f"{member.key}: cannot kill: {error}")
             if member.pid is not None and member.wait_status is None:
                 # out of descriptors: signal without one; what is left is searched for until it is gone
-                self._signal(member, signal.SIGKILL)
+                self._signal_group(member, signal.SIGKILL)
 
     def _timed_out(self, member: Member) -> None:
         self.end(member.key, "timeout", member.start.grace_s, f"ran for its {member.start.timeout_s} s")
@@ -442,12 +465,16 @@ class Jobs:
             member.wait_status, member.usage = status, usage
             self._hear(member)
             self._resolve(member)
-            self._clear(member)
-        if self._clearing:
+            if member.state is State.ENDING and not member.start.leaves_cgroup:
+                self._parting[member.key] = member  # what it left keeps the rest of the grace
+            else:
+                self._clear(member)
+        if self._clearing or self._parting:
             self._check_soon()
 
     def _clear(self, member: Member) -> None:
         """End what a dead main process left, and report the end once nothing is left."""
+        self._parting.pop(member.key, None)
         member.go(State.CLEARING)
         if member.kill_timer is not None:
             member.kill_timer.cancel()
@@ -455,13 +482,6 @@ class Jobs:
             self._watch(member)
             self._containers.look_soon()
             return
-        if member.cgroup is not None:
-            try:
-                if member.cgroup.remove():
-                    self._finish(member, "cgroup")
-                    return
-            except OSError as error:
-                log(f"{member.key}: {error}")
         self._clearing[member.key] = member
         self._watch(member)
         self._clear_delay_s = CLEAR_DELAY_S_MIN
@@ -470,64 +490,103 @@ class Jobs:
     def _check_soon(self) -> None:
         if self._clear_timer is not None:
             self._clear_timer.cancel()
-        self._clear_timer = self._loop.call_later(0, self._check_clearing)
+        self._clear_timer = self._loop.call_later(0, self._check_left)
 
-    def _check_clearing(self) -> None:
-        """Check every member that is being cleared; check again, at growing intervals, while something is left."""
+    def _check_left(self) -> None:
+        """Check every member whose main process is over; check again, at growing intervals, while one is being cleared.
+
+        What keeps the rest of its grace needs no interval: its topmost processes are orphans that this process has
+        adopted, so their ends bring the next check.
+        """
         if self._clear_timer is not None:
             self._clear_timer.cancel()
             self._clear_timer = None
-        if any(member.cgroup is None for member in self._clearing.values()):
-            try:
-                self._check_orphans()
-            except OSError as error:  # out of descriptors: check again later
-                log(f"cannot see what is left of members: {error}")
-        for member in list(self._clearing.values()):
+        for descriptor in self._spare:
+            os.close(descriptor)
+        try:
+            self._check_parting()
+            self._check_clearing()
+        except OSError as error:
+            log(f"cannot see what is left of members: {error}")
+            self._clear_timer = self._loop.call_later(CLEAR_DELAY_S_MAX, self._check_left)
+            return
+        finally:
+            self._spare = _spare()
+        if self._clearing:
+            self._clear_timer = self._loop.call_later(self._clear_delay_s, self._check_left)
+            self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
+
+    def _check_parting(self) -> None:
+        """Ask what a dead main process left to end, too; clear the member once nothing of it lives."""
+        if not self._parting:
+            return
+        orphans = self._orphans()
+        for member in list(self._parting.values()):
+            rest = self._rest(member, orphans)
+            if not rest:
+                self._clear(member)
+            elif member.asking is not None:
+                member.asking.look(rest)
+
+    def _check_clearing(self) -> None:
+        emptied: set[str] = set()
+        for member in self._clearing.values():
             if member.cgroup is not None:
                 try:
                     member.cgroup.kill()
                     if member.cgroup.remove():
-                        self._finish(member, "cgroup")
+                        emptied.add(member.key)
                 except OSError as error:
                     log(f"{member.key}: {error}")
-        if self._clearing:
-            self._clear_timer = self._loop.call_later(self._clear_delay_s, self._check_clearing)
-            self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
-
-    def _check_orphans(self) -> None:
-        """Check members without a cgroup: what a dead main process left descends from an orphan that we adopted."""
-        own = {*self._by_pid, self.launcher.pid}
-        sessions = {member.pid: member for member in self.members.values() if member.pid is not None}
-        left: dict[str, list[int]] = {}
-        for orphan in children(os.getpid()):
-            if orphan in own or (self._cgroups is not None and self._launches.is_ours(own_path(orphan) or "")):
-                continue  # a process in a member's cgroup belongs to that member
-            for member in self._owners(orphan, sessions):
-                left.setdefault(member.key, []).append(orphan)
-        for member in [each for each in self._clearing.values() if each.cgroup is None]:
-            if member.key not in left:
+        # After the cgroups: what has left one is an orphan of ours by the time at which the group is empty, or below a
+        # process of the group that is dying and is our orphan itself.
+        orphans = self._orphans() if self._clearing else {}
+        for member in list(self._clearing.values()):
+            if member.key in orphans:
+                self._kill_tree(member, orphans[member.key])
+            elif member.cgroup is None:
                 self._finish(member, "walk")
-            else:
-                self._kill_tree(member, left[member.key])
+            elif member.key in emptied:
+                self._finish(member, "cgroup")
 
-    def _owners(self, orphan: int, sessions: dict[int, Member]) -> list[Member]:
-        """Return the members being cleared to which an orphan may belong.
+    def _orphans(self) -> dict[str, list[int]]:
+        """Return the orphans that this process has adopted, by the member to which they belong or may belong.
 
-        A process below the orphan tells it by its session, else by its environment. An orphan that hides both (a new
-        session and a scrubbed environment) may belong to any member that started before it. It is then killed with the
-        first of those members that ends. When in doubt the GPU is not reused, and a process that hides its origin may
-        be ended with the wrong job.
+        What a dead process left descends from one of them, also if it has left the member's cgroup. Raises OSError.
+        """
+        own = {*self._by_pid, self.launcher.pid}
+        orphans = [pid for pid in children(os.getpid()) if pid not in own]
+        if not orphans:
+            return {}
+        sessions = {member.pid: member for member in self.members.values() if member.pid is not None}
+        groups = {os.path.basename(each.cgroup.path): each for each in self.members.values() if each.cgroup is not None}
+        found: dict[str, list[int]] = {}
+        for orphan in orphans:
+            for member in self._owners(orphan, sessions, groups):
+                found.setdefault(member.key, []).append(orphan)
+        return found
+
+    def _owners(self, orphan: int, sessions: Mapping[int, Member], groups: Mapping[str, Member]) -> list[Member]:
+        """Return the members to which an orphan may belong; several only if all of them are being cleared.
+
+        A process below the orphan tells it by its session or cgroup, else by its environment. An orphan that hides all
+        of them (a new session, another cgroup, and a scrubbed environment) may belong to any member that started before
+        it. It is then killed with the first of those members that ends. When in doubt the GPU is not reused, and a
+        process that hides its origin may be ended with the wrong job.
         """
         process = read_process(orphan)
         if process is None:
             return []
+        owner = sessions.get(process.session) or groups.get(self._launches.group_of(own_path(orphan) or ""))
+        if owner is not None:
+            return [owner]
         for pid in descendants([orphan]):
             below = read_process(pid)
             owner = sessions.get(below.session) if below is not None else None
             if owner is None:
-                owner = self._marked(pid)
+                owner = groups.get(self._launches.group_of(own_path(pid) or "")) or self._marked(pid)
             if owner is not None:
-                return [owner] if owner.key in self._clearing else []
+                return [owner]
         age_limit_s = process.start_ticks / TICKS_PER_S + 1 / TICKS_PER_S
         return [member for member in self._clearing.values() if (member.started_boottime_s or 0.0) <= age_limit_s]
 
@@ -581,8 +640,23 @@ class Jobs:
         member.release()
         del self.members[member.key]
         self._clearing.pop(member.key, None)
+        self._parting.pop(member.key, None)
         self.unproven.pop(member.key, None)
         self.ended[member.key] = ended
         if proof != "never-ran" or member.started_boottime_s is not None or member.container is not None:
             self._record(Over(ended=ended))
         self._emit(ended)
+
+
+def _living(pids: Collection[int]) -> list[Process]:
+    return [process for process in map(read_process, pids) if process is not None and not process.dead]
+
+
+def _spare() -> tuple[int, ...]:
+    """Return two descriptors to be closed when some are needed: what is left can be seen also when all others are used.
+
+    Otherwise members that ended could not be reported, and reporting them is what frees descriptors.
+    """
+    with contextlib.suppress(OSError):
+        return os.pipe2(os.O_CLOEXEC)
+    return ()

@@ -2,10 +2,15 @@
 
 A member's start is written before any process of it exists. Nothing is synced to the disk: the file has to outlive the
 supervisor, not the machine, because a reboot ends every member anyway.
+
+The file is `MAGIC` and then the records: `MARK`, the length of the body and its CRC-32 (4 bytes each, big endian), and
+the body, msgpack. What is damaged, its length too, is left out up to the next mark that a whole record follows.
 """
 
 import os
-from collections.abc import Iterable
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -15,7 +20,11 @@ from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.supervisor.protocol import Ended
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
-_HEADER_BYTES: Final = 4
+MAGIC: Final = b"moorage-supervisor-journal-2\n"
+MARK: Final = b"\xc1rec"
+"""Begins a record; 0xc1 is no byte of msgpack's own."""
+_HEADER: Final = struct.Struct(">4sII")
+_LENGTH_BYTES: Final = 4
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
@@ -72,17 +81,11 @@ def read_journal(path: Path) -> dict[str, Left]:
     except FileNotFoundError:
         return {}
     left: dict[str, Left] = {}
-    at = 0
-    while at + _HEADER_BYTES <= len(data):
-        length_bytes = int.from_bytes(data[at : at + _HEADER_BYTES], "big")
-        body = data[at + _HEADER_BYTES : at + _HEADER_BYTES + length_bytes]
-        if len(body) < length_bytes:
-            break
-        at += _HEADER_BYTES + length_bytes
+    for body in _bodies(data) if data.startswith(MAGIC) else _bodies_of_version_1(data):
         try:
             record = _decode(body)
         except UNREADABLE:
-            continue  # a damaged record hides only itself: its length leads to the next record
+            continue  # of a newer supervisor
         match record:
             case Starting():
                 left[record.key] = Left(starting=record)
@@ -94,6 +97,30 @@ def read_journal(path: Path) -> dict[str, Left]:
                 for key in record.keys:
                     left.pop(key, None)
     return left
+
+
+def _bodies(data: bytes) -> Iterator[bytes]:
+    at = data.find(MARK)
+    while at >= 0 and at + _HEADER.size <= len(data):
+        _, length_bytes, crc = _HEADER.unpack_from(data, at)
+        end = at + _HEADER.size + length_bytes
+        body = data[at + _HEADER.size : end]
+        if len(body) == length_bytes and zlib.crc32(body) == crc:
+            yield body
+            at = data.find(MARK, end)
+        else:
+            at = data.find(MARK, at + 1)
+
+
+def _bodies_of_version_1(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a file without `MAGIC`: each is its length and its body."""
+    at = 0
+    while at + _LENGTH_BYTES <= len(data):
+        length_bytes = int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
+        at += _LENGTH_BYTES + length_bytes
+        if at > len(data):
+            return
+        yield data[at - length_bytes : at]
 
 
 class Journal:
@@ -128,7 +155,7 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(fresh, flags, 0o600)
         try:
-            data = _framed(records)
+            data = MAGIC + _framed(records)
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(data)
             os.rename(fresh, self._path)
@@ -154,7 +181,7 @@ def _framed(records: Iterable[Record]) -> bytes:
     pieces: list[bytes] = []
     for record in records:
         body = _encode(record)
-        pieces += (len(body).to_bytes(_HEADER_BYTES, "big"), body)
+        pieces += (_HEADER.pack(MARK, len(body), zlib.crc32(body)), body)
     return b"".join(pieces)
 
 

@@ -30,8 +30,12 @@
 
 /* CONTRACT is the exit status without arguments: by it launcher_client.py checks that the program runs here and is
  * built from this file. Raise it whenever the description above changes. */
-enum { CONTRACT = 101, CANNOT_START = 127 };
+enum { CONTRACT = 102, CANNOT_START = 127 };
 enum { CONFIRM, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
+
+/* Where the host runs out of memory, the kernel ends jobs before the agent and the supervisor, whatever score a service
+ * manager gave those. As in forked.py. */
+#define OOM_SCORE_ADJ "500"
 
 #ifndef CLONE3
 #define CLONE3 SYS_clone3
@@ -74,6 +78,11 @@ static void become(const int *descriptors, int moves) {
         int procs = openat(descriptors[CGROUP], "cgroup.procs", O_WRONLY | O_CLOEXEC);
         check("cgroup", procs < 0 ? procs : write(procs, "0", 1));
     }
+    /* Before the change of user: what root has set, a job cannot lower. */
+    int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    /* Without /proc the score stays as it is. */
+    if (score >= 0 && write(score, OOM_SCORE_ADJ, strlen(OOM_SCORE_ADJ)) < 0) errno = 0;
+    close(score);
     check("cgroup", dup2(descriptors[OUT], 1));
     check("cgroup", dup2(descriptors[ERR], 2));
     next_word = request;

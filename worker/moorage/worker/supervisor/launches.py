@@ -16,7 +16,7 @@ from moorage.worker.supervisor.child import StartRefused, why_not
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.launcher_client import Launcher
 from moorage.worker.supervisor.member import Member
-from moorage.worker.supervisor.output import OutputPump, output_paths
+from moorage.worker.supervisor.output import ArrivalOrder, OutputPump, order_path, output_paths
 
 
 @dataclass(slots=True)
@@ -71,6 +71,7 @@ class Launches:
         stdout, stderr = output_paths(self.state, start.key)
         member.pumps.append(OutputPump(_pipe(passed), stdout, start.output_cap_bytes, "stdout", self._room))
         member.pumps.append(OutputPump(_pipe(passed), stderr, start.output_cap_bytes, "stderr", self._room))
+        member.order = ArrivalOrder(order_path(self.state, start.key), self._room)
         if self.cgroups is None or start.leaves_cgroup:
             member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
             return
@@ -80,9 +81,13 @@ class Launches:
         member.ignored = tuple(ignored)
         passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
-    def is_ours(self, cgroup: str) -> bool:
-        """Return whether a cgroup, by its path in /proc/PID/cgroup, belongs to a member."""
-        return f"/{self._prefix}-" in cgroup
+    def group_of(self, cgroup: str) -> str:
+        """Return the name of the member's group that a cgroup, by its path in /proc/PID/cgroup, is or is below.
+
+        Empty if it is no member's.
+        """
+        names = cgroup.removesuffix(" (deleted)").split("/")
+        return next((name for name in names if name.startswith(f"{self._prefix}-")), "")
 
     def hear(self, member: Member) -> bool:
         """Return whether it is known by now that the process runs its program, or that it cannot.

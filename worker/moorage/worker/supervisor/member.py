@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.system.cgroup import CgroupFolder
+from moorage.worker.supervisor.asking import Asking
 from moorage.worker.supervisor.child import Child
-from moorage.worker.supervisor.output import OutputPump
+from moorage.worker.supervisor.output import ArrivalOrder, OutputPump
 from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
 
 
@@ -18,7 +19,7 @@ class State(enum.Enum):
     """Accepted; no process exists."""
     RUNNING = "running"
     ENDING = "ending"
-    """SIGTERM was sent; the grace runs."""
+    """SIGTERM was sent; the grace runs, also for what a main process that is over has left."""
     KILLING = "killing"
     """SIGKILL sent to the tree; the main process is not reaped yet."""
     CLEARING = "clearing"
@@ -77,6 +78,9 @@ class Member:
     wait_status: int | None = None
     usage: resource.struct_rusage | None = None
     pumps: list[OutputPump] = field(default_factory=list)
+    order: ArrivalOrder | None = None
+    asking: Asking | None = None
+    """Which of its processes have got SIGTERM, once it was asked to end."""
     kill_timer: asyncio.TimerHandle | None = None
     checkpoint_timer: asyncio.TimerHandle | None = None
     notice_timer: asyncio.TimerHandle | None = None
@@ -105,6 +109,8 @@ class Member:
             timer.cancel()
         for pump in self.pumps:
             pump.close()
+        if self.order is not None:
+            self.order.close()
         for descriptor in (self.confirm, self.container.pidfd if self.container is not None else -1):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -47,6 +47,10 @@ HEAD_PART: Final = 4
 """The first bytes of a long stream take one part in this many of the cap, the last ones the rest."""
 RING_BYTES: Final = 160
 """Bytes of the line behind a ring."""
+ORDER_BYTES_MAX: Final = 1024 * 1024
+"""Most bytes of the file about the order of arrival: some 260,000 changes between the streams."""
+ORDER_NUMBER_BYTES: Final = 4
+ORDER_NUMBER_MAX: Final = (1 << 8 * ORDER_NUMBER_BYTES) - 1
 RING_READS_MAX: Final = 20
 """How often that line is read where it is being written."""
 _RING: Final = re.compile(
@@ -107,6 +111,11 @@ def output_path(state: Path, key: str, stream: Stream) -> Path:
     return state / OUTPUT_FOLDER / f"{member_digest(key)}.{stream}"
 
 
+def order_path(state: Path | str, key: str) -> str:
+    """Return where the supervisor writes in which order a member's output arrived; absent if it did not."""
+    return f"{state}/{OUTPUT_FOLDER}/{member_digest(key)}.order"
+
+
 def output_paths(state: Path, key: str) -> tuple[str, str]:
     """Return the paths of the files for a member's stdout and stderr.
 
@@ -114,6 +123,62 @@ def output_paths(state: Path, key: str) -> tuple[str, str]:
     """
     base = f"{state}/{OUTPUT_FOLDER}/{member_digest(key)}"
     return f"{base}.stdout", f"{base}.stderr"
+
+
+class ArrivalOrder:
+    """Writes in which order the two streams of a member arrive, as `LogsAsked` describes it.
+
+    The file is made once both have arrived, so most jobs have none. It has at most `ORDER_BYTES_MAX`; the order of what
+    arrives after that is not known. An error of the disk ends it, too.
+    """
+
+    __slots__ = ("_at", "_file", "_held", "_path", "_room", "_run_bytes", "_stream")
+
+    def __init__(self, path: str, room: DiskRoom) -> None:
+        self._path = path
+        self._room = room
+        self._file = -1
+        self._held = b""
+        self._stream: Stream = "stdout"
+        self._run_bytes = 0
+        self._at = 0
+
+    def note(self, stream: Stream, size: int) -> None:
+        """Record that `size` bytes of a stream arrived now."""
+        if self._at < 0:
+            return
+        if stream != self._stream:
+            self._held += _run(self._run_bytes)
+            self._stream, self._run_bytes = stream, 0
+            if stream == "stdout" or any(self._held):  # both have arrived
+                self._write()
+        self._run_bytes += size
+
+    def _write(self) -> None:
+        held, self._held = self._held, b""
+        try:
+            if self._at + len(held) > ORDER_BYTES_MAX or not self._room.take(len(held)):
+                raise OSError("no room")
+            if self._file < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._file = os.open(self._path, flags, 0o600)
+            self._at += os.write(self._file, held)
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+        self._file = self._at = -1
+
+
+def _run(size: int) -> bytes:
+    """Return a number of bytes as it is in the file. One that is too large is several, with none of the other stream
+    between them."""
+    whole, rest = divmod(size, ORDER_NUMBER_MAX)
+    numbers = [ORDER_NUMBER_MAX, 0] * whole + [rest]
+    return b"".join(number.to_bytes(ORDER_NUMBER_BYTES, "little") for number in numbers)
 
 
 class OutputPump:

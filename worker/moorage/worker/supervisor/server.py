@@ -1,7 +1,8 @@
 """Serve the supervisor's socket: decide which processes may connect, and carry the bytes of each connection.
 
 The socket has mode 0600 in a folder of mode 0700, and the peer's uid must be the supervisor's own (SO_PEERCRED of
-unix(7)). A process that descends from the supervisor belongs to a job and is refused, even with the same uid.
+unix(7)). A process that descends from the supervisor belongs to a job and is refused, even with the same uid; so is a
+process of which that cannot be known.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import socket
 from typing import Final, Protocol, cast
 
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.pidfds import has_ended, open_peer
 from moorage.system.proctree import read_process
 from moorage.system.unix_socket import peer_of
 from moorage.worker.supervisor.protocol import (
@@ -28,6 +30,9 @@ STREAM_BUFFER_BYTES_MAX: Final = 1024 * 1024
 BUFFER_BYTES_MAX: Final = 32 * 1024 * 1024
 """If more bytes than this are unsent, the connection is closed; the agent connects again and lists."""
 ANCESTORS_MAX: Final = 1000
+"""A peer with more ancestors is refused."""
+WALKS_MAX: Final = 8
+"""How often the ancestors of one peer are read, because one of them ended meanwhile."""
 
 
 class Handler(Protocol):
@@ -39,19 +44,50 @@ class Handler(Protocol):
 
 
 def refusal(peer: socket.socket) -> str | None:
-    """Return why this peer may not use the supervisor, None if it may."""
+    """Return why this peer may not use the supervisor, None if it may.
+
+    A peer of which it is not known that it is no job's may not: one that has ended, or whose ancestors cannot be read.
+    """
     pid, uid = peer_of(peer)
     if uid != os.geteuid():
         return f"uid {uid} is not the supervisor's"
-    me = os.getpid()
+    try:
+        pidfd = open_peer(peer, pid)
+    except OSError as error:
+        return f"pid {pid} cannot be told from a job's: {error.strerror or error}"
+    if pidfd < 0:
+        return f"pid {pid} has ended, or is in another PID namespace: it cannot be told from a job's"
+    try:
+        for _ in range(WALKS_MAX):
+            found = _walk(pid)
+            # while it lives, its pid and the parents that were read are its own
+            if has_ended(pidfd):
+                return f"pid {pid} has ended: it cannot be told from a job's"
+            if found is not _CHANGED:
+                return found
+    finally:
+        os.close(pidfd)
+    return f"the ancestors of pid {pid} keep changing: it cannot be told from a job's"
+
+
+_CHANGED: Final = "an ancestor ended meanwhile"
+
+
+def _walk(pid: int) -> str | None:
+    """Return why a process may not use the supervisor, None if it may; `_CHANGED` if an ancestor ended meanwhile."""
+    me, first = os.getpid(), pid
+    below = None
     for _ in range(ANCESTORS_MAX):
         process = read_process(pid)
-        if process is None or process.parent in (0, 1):
+        # a parent that started after its child is a later process with the parent's pid
+        if process is None or (below is not None and process.start_ticks > below.start_ticks):
+            return _CHANGED
+        if process.parent in (0, 1):
             return None
         if process.parent == me:
-            return f"pid {pid} is a job's"
-        pid = process.parent
-    return None
+            return f"pid {first} is a job's"
+        below, pid = process, process.parent
+    return f"pid {first} has more than {ANCESTORS_MAX} ancestors: it cannot be told from a job's"
 
 
 class Connection(asyncio.Protocol):

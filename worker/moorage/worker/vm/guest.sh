@@ -51,10 +51,13 @@ dd bs="$size" count=1 iflag=fullblock <&3 >/run/job 2>/dev/null
 setsid $inside sh /run/job </dev/null >&4 2>&5 3>&- 4>&- 5>&- 6>&- &
 job=$!
 while read -r name <&3; do
+  [ "$name" != TERM ] || : >/run/asked
   kill -s "$name" -- "-$job" || kill -s "$name" "$job"
 done 2>/dev/null 4>&- 5>&- 6>&- &
 wait "$job"
 code=$?
+# What a main process that was asked to end has left keeps the rest of the grace: the host ends the guest after it.
+while [ -e /run/asked ] && kill -0 -- "-$job" 2>/dev/null; do sleep 0.1; done
 
 # The host cannot see the end of a port, so each stream ends with a mark that the host chose.
 if [ "$keep" = yes ]; then tar -cf - -C /work . >&6; fi

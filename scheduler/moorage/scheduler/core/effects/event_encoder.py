@@ -176,7 +176,8 @@ class EventEncoder:
         return found
 
     def _devices(self, num: int, mask: int) -> str:
-        names = gpu_names(self._state.worker_by_num[num], mask)
+        """Return the devices of a placement; an event is sent with the record that places, so they are today's."""
+        names = gpu_names(self._state.worker_by_num[num], mask, self._state.seq)
         return self._gpus.put((num, mask), f',"gpus":{_text(names).decode()}' if names else "")
 
 

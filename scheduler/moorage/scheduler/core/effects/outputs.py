@@ -14,6 +14,7 @@ from moorage.scheduler.core.state import (
     CANCELLING,
     CLAIMED,
     ENDING,
+    FENCE,
     FROZEN,
     PLACED,
     RUNNING,
@@ -25,6 +26,7 @@ from moorage.scheduler.core.state import (
     Worker,
     code_of,
 )
+from moorage.schemas import actors
 from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.frames import Change, End, Event, Freeze, Held, Place, Start, Wanted
@@ -208,9 +210,9 @@ def slots_of(mask: int) -> list[int]:
     return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
-def gpu_names(worker: Worker, mask: int) -> list[str]:
-    """Return the uuids of the devices in a mask, from this session's inventory."""
-    pool = worker.hello.get("gpu_pool", ())
+def gpu_names(worker: Worker, mask: int, fence: int) -> list[str]:
+    """Return the uuids of the devices of an attempt, by its slots and its fence; [] if they are forgotten."""
+    pool = worker.pool_at(fence).devices
     return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
 
 
@@ -253,9 +255,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
     changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
     for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor, *result in rows:
-        by, said = actor, ""
-        if " " in actor:
-            by, _, said = actor.partition(" ")
+        by, said = actors.split(actor) if " " in actor else (actor, "")
         if worker_num >= 0:
             worker = workers[worker_num]
             changes.append(
@@ -266,7 +266,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                     attempt,
                     STATES[to],
                     worker.id,
-                    gpu_names(worker, mask) if to == PLACED else [],
+                    gpu_names(worker, mask, fence) if to == PLACED else [],
                     code_of(to, code),
                     why,
                     fence,
@@ -299,7 +299,7 @@ def event_of(state: State, job: Job) -> Event:
         del changes[fitting(changes) :]
     job.told = job.rev
     simulated = any(
-        state.worker_by_num[row[WORKER]].hello.get("simulated", False)
+        state.worker_by_num[row[WORKER]].pool_at(row[FENCE]).simulated
         for row in job.story[-len(changes) :]
         if row[WORKER] >= 0
     )

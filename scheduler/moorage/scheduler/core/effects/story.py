@@ -6,11 +6,11 @@ takes a tenth of the cost of writing out every transition.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.effects.outputs import CHANGES_SURE, gpu_names, slots_of
+from moorage.scheduler.core.effects.outputs import CHANGES_SURE, slots_of
 from moorage.scheduler.core.state import REV, SLOTS, STORY_WORDS, WORKER, Job, State, Transition
 from moorage.schemas.codec import decode_request, is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
@@ -143,11 +143,12 @@ class Packing:
 
     def _cost(self, num: int, mask: int) -> int:
         """Return the most bytes that these slots add to the table."""
-        each = self._gpu_bytes.get(num)
+        worker, each = self._state.worker_by_num[num], self._gpu_bytes.get(num)
         if each is None:
-            pool = self._state.worker_by_num[num].hello.get("gpu_pool", ())
-            each = self._gpu_bytes[num] = _GPU_BYTES + max([len(device["uuid"]) for device in pool], default=0)
-        return _WORKER_BYTES + each * mask.bit_count()
+            pools = [worker.hello.get("gpu_pool", []), *(pool.devices for pool in worker.former)]
+            longest = max([len(device["uuid"]) for pool in pools for device in pool], default=0)
+            each = self._gpu_bytes[num] = len(pools) * (_GPU_BYTES + longest)
+        return _WORKER_BYTES * (1 + len(worker.former)) + each * mask.bit_count()
 
     def frame(self) -> bytes:
         """Return the frame as JSON, a `HistoryFrame`."""
@@ -169,9 +170,13 @@ class Packing:
 
 def _worker(state: State, num: int, mask: int) -> HistoryWorker:
     worker = state.worker_by_num[num]
-    slots = slots_of(mask)
-    gpus = dict(zip(slots, gpu_names(worker, mask), strict=False))
-    return HistoryWorker(worker.id, gpus, bool(worker.hello.get("simulated", False)))
+    former = [(pool.until, _uuids(pool.devices, mask), pool.simulated) for pool in worker.former]
+    pool = worker.hello.get("gpu_pool", [])
+    return HistoryWorker(worker.id, _uuids(pool, mask), bool(worker.hello.get("simulated", False)), former)
+
+
+def _uuids(pool: list[dict[str, Any]], mask: int) -> dict[int, str]:
+    return {slot: pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)}
 
 
 def _request(job: Job) -> msgspec.Raw | None:

@@ -42,6 +42,21 @@ read_frame: Final = Decoder[Frame](Frame)
 _read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
 
 
+def devices_at(worker: HistoryWorker, fence: int) -> tuple[dict[int, str], bool]:
+    """Return the uuids of the devices of an attempt with this fence, by slot, and whether they are simulated."""
+    for until, gpus, simulated in worker.former:
+        if fence < until:
+            return gpus, simulated
+    return worker.gpus, worker.simulated
+
+
+def is_simulated(frame: Frame, change: Change) -> bool:
+    """Return whether a transition was on simulated devices."""
+    return any(
+        devices_at(worker, change.fence)[1] for worker in frame.workers.values() if worker.worker == change.worker
+    )
+
+
 def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
     """Yield the transitions of a story as `show` has them, without ACCEPTED."""
     states, workers = frame.states, frame.workers
@@ -54,7 +69,8 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
             yield Change(*name, code=move.code or None, why=move.why, by=by, said=said)
             continue
         placed = state == STATES[PLACED]
-        gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []
+        names, _ = devices_at(worker, move.fence)
+        gpus = [names[slot] for slot in slots_of(move.slots) if slot in names] if placed else []
         code = code_of(STATE_NUMBER.get(state), move.code)
         yield Change(
             move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,

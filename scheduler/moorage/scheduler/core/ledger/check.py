@@ -7,15 +7,15 @@ depends on: a replica's state, whether it holds devices, and which members linge
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.folding import Checking, FoldError
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.records import STATE_MASK, STEP_WIDTH, Op, packed, unpacked
+from moorage.scheduler.core.records import STATE_MASK, STEP_WIDTH, Op, unpacked
 from moorage.scheduler.core.state import (
     AFTER_RUNNING,
-    AT_EXITED,
     CLAIMED,
     FREEZES,
     LEGAL,
@@ -47,7 +47,7 @@ def check(state: State, record: Record) -> None:
         act.check(checking)
     workers = checking.workers
     for at in range(0, len(record.facts), 2):
-        if not 0 <= record.facts[at] < workers:
+        if record.facts[at] not in workers:
             raise FoldError(f"facts of worker {record.facts[at]}, which is not known")
     new = _check_accepts(state, record, checking.gone) if record.accepts else []
     if record.steps:
@@ -71,12 +71,12 @@ def _check_accepts(state: State, record: Record, gone: set[tuple[str, str]]) -> 
     return new
 
 
-def _check_steps(state: State, record: Record, new: list[int], workers: int) -> None:
+def _check_steps(state: State, record: Record, new: list[int], workers: Set[int]) -> None:
     jobs, first, notes = state.jobs, state.next_num, len(record.notes)
     #: by replica: its state, and the worker whose devices it holds, after the steps so far
     states: dict[int, int] = {}
     holds: dict[int, int] = {}
-    # by replica and `packed`: whether the member lingers, if these steps changed that
+    # by replica and fence: whether the member lingers, if these steps changed that
     lingering: dict[tuple[int, int], bool] = {}
     fences: dict[int, int] = {}  # by replica: the fence of a placement in this record
     flat = iter(record.steps)
@@ -85,7 +85,7 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
         replica: Replica | None = None
         # nearly all steps are one of these two, and the only one of their replica
         if op == _PLACE and num >= first and key not in states:
-            if num - first < len(new) and 0 <= index < new[num - first] and 0 <= a < workers:
+            if num - first < len(new) and 0 <= index < new[num - first] and a in workers:
                 states[key], holds[key] = PLACED, a
                 continue
         elif op == _RUN and a & STATE_MASK in AFTER_RUNNING and not c and key not in states and num in jobs:
@@ -111,12 +111,13 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
             holds[key] = member.worker.num if member is not None else _FREE_OF_DEVICES
         held = holds[key]
         if op == _PLACE:
-            if now != QUEUED or not 0 <= a < workers:
+            if now != QUEUED or a not in workers:
                 raise FoldError(f"step {op} of job {num}, replica {index}, which is in state {now}, on worker {a}")
             states[key], holds[key], fences[key] = PLACED, a, state.seq + 1
             continue
         if op in (_FREE, _QUARANTINE):
-            if not _lingers(state, replica, key, a, lingering):
+            a = unpacked(a)
+            if not _lingers(replica, key, a, lingering):
                 raise FoldError(f"step {op} of job {num}, replica {index}: it does not linger")
             if op == _FREE:
                 lingering[(key, a)] = False
@@ -141,18 +142,12 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
             holds[key] = _FREE_OF_DEVICES
             if op == _EXIT:
                 fence = fences.get(key, replica.fence if replica is not None else state.seq + 1)
-                lingering[(key, packed(fence, held))] = True
+                lingering[(key, fence)] = True
 
 
-def _lingers(
-    state: State, replica: Replica | None, key: int, packed_: int, lingering: dict[tuple[int, int], bool]
-) -> bool:
-    changed = lingering.get((key, packed_))
+def _lingers(replica: Replica | None, key: int, fence: int, lingering: dict[tuple[int, int], bool]) -> bool:
+    changed = lingering.get((key, fence))
     if changed is not None or replica is None:
         return bool(changed)
-    fence, worker_num = unpacked(packed_)
-    if not 0 <= worker_num < len(state.worker_by_num):
-        return False
     job = replica.job
-    member = state.worker_by_num[worker_num].members.get((job.tenant, job.name, replica.index, fence))
-    return member is not None and member.phase == AT_EXITED
+    return job.lingering is not None and (job.tenant, job.name, replica.index, fence) in job.lingering

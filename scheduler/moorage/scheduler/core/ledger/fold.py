@@ -14,7 +14,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 from moorage.scheduler.core.records import FORMAT
-from moorage.scheduler.core.state import State, new_job
+from moorage.scheduler.core.state import STORY_PART, State, new_job
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
@@ -71,6 +71,9 @@ class _Folding(FoldingSteps):
     def _renew_digest(self) -> None:
         """Replace the digest of each changed row in the state's digest, and note the jobs that are over now."""
         state, out = self.state, self.out
+        for job in out.jobs.values():
+            if len(job.story) >= STORY_PART:
+                self.note_long_story(job)
         digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:
             new = replica.digest_row()

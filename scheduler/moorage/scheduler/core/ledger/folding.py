@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
+from moorage.scheduler.core.records import USAGE_LEVEL
 from moorage.scheduler.core.state import (
     REV,
     STORY_MAX,
@@ -13,9 +16,10 @@ from moorage.scheduler.core.state import (
     Replica,
     State,
     Tenant,
-    Transition,
     Worker,
 )
+from moorage.scheduler.core.usage import Tally
+from moorage.schemas.codec import decode_request
 
 
 class FoldError(Exception):
@@ -25,7 +29,17 @@ class FoldError(Exception):
 class Folded:
     """What a record changed, for the leader's answers, frames and events."""
 
-    __slots__ = ("accepted", "dropped", "ended", "jobs", "long", "placed", "touched", "workers")
+    __slots__ = (
+        "accepted",
+        "dropped",
+        "ended",
+        "forgotten",
+        "jobs",
+        "long",
+        "placed",
+        "touched",
+        "workers",
+    )
 
     def __init__(self) -> None:
         self.accepted: list[Job] = []
@@ -37,6 +51,7 @@ class Folded:
         self.long: dict[int, Job] = {}
         self.dropped = 0  # transitions that memory dropped before the history had them
         self.workers: list[Worker] = []  # joined, left or changed
+        self.forgotten: list[Worker] = []
 
 
 class Folding:
@@ -83,36 +98,56 @@ class Folding:
         """Return a job after adding an act on it to its story, as a revision of its own."""
         job = self.job(num, "acts on")
         job.rev += 1
-        self.add_transition(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
+        job.story.append((job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
         self.out.jobs[num] = job
         return job
 
-    def add_transition(self, job: Job, transition: Transition) -> None:
-        story = job.story
-        if len(story) >= STORY_PART:
-            self.note_long_story(job)
-        story.append(transition)
-
     def note_long_story(self, job: Job) -> None:
-        """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time."""
+        """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time.
+
+        To be called after the record's steps: what is dropped is counted as used, and that needs the story to end where
+        the job's members are.
+        """
         story, replicas = job.story, len(job.replicas)
-        if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
-            oldest, written = len(story) // 4, job.parts[-1][2] if job.parts else 0
+        most = STORY_MAX + STORY_MAX_REPLICA * replicas
+        if len(story) >= most:
+            oldest, written = len(story) - most * 3 // 4, job.parts[-1][2] if job.parts else 0
             self.out.dropped += sum(row[REV] > written for row in story[:oldest])
+            if self.format >= USAGE_LEVEL:
+                self._count_usage(job, oldest)
             del story[:oldest]
         if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
             self.out.long[job.num] = job
+
+    def _count_usage(self, job: Job, oldest: int) -> None:
+        """Add to the sums what the oldest transitions of a job used, because they leave memory."""
+        tally = Tally(self.state, self.time, lambda job: decode_request(job.body))
+        tally.add_oldest(job, oldest)
+        usage = self.state.usage
+        before = usage.row
+        for key, sums in tally.sums():
+            usage.add(*key, sums)
+        self.state.digest = (self.state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
 class Checking:
     """What the acts of a record would change, tracked by `check` without changing the state."""
 
-    __slots__ = ("compacted", "expired", "gone", "ids", "state", "workers")
+    __slots__ = ("compacted", "expired", "gone", "ids", "next_worker", "state", "workers")
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.workers = len(state.worker_by_num)  # known after the acts so far
+        self.workers: Set[int] = state.worker_by_num.keys()  # numbers known after the acts so far
+        self.next_worker = state.next_worker
         self.ids: set[str] = set()  # workers that this record adds
         self.compacted = 0  # jobs that leave memory
         self.expired = 0  # rows of finished jobs that the record drops
         self.gone: set[tuple[str, str]] = set()  # tenant and name of the jobs that leave memory
+
+    def add_worker(self, worker_id: str, num: int) -> None:
+        self.ids.add(worker_id)
+        self.workers = self.workers | {num}
+        self.next_worker += 1
+
+    def drop_worker(self, num: int) -> None:
+        self.workers = self.workers - {num}

@@ -52,7 +52,11 @@ def validate(state: State) -> None:
     held: dict[int, int] = {}
     gpus: dict[str, int] = {}
     rates: dict[str, int] = {}
-    for worker in state.worker_by_num:
+    if {worker.num: worker for worker in state.workers.values()} != state.worker_by_num:
+        raise Broken("workers by number are not those by id")
+    if any(num >= state.next_worker for num in state.worker_by_num):
+        raise Broken(f"worker number {max(state.worker_by_num)} is to be given again: {state.next_worker} is next")
+    for worker in state.workers.values():
         _validate_worker(worker, live_members)
         for member in worker.members.values():
             job = member.replica.job
@@ -65,6 +69,8 @@ def validate(state: State) -> None:
         _validate_job(state, job)
         if job.held != held.get(job.num, 0):
             raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
+        if len(job.members) != job.held:
+            raise Broken(f"job {job.name} counts {job.held} members, but lists {len(job.members)}")
         ended += job.over
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")

@@ -20,6 +20,7 @@ from moorage.scheduler.core.state import (
     Ailment,
     Job,
     Member,
+    Pool,
     Replica,
     StandingOrder,
     State,
@@ -74,6 +75,9 @@ class _Worker(msgspec.Struct, array_like=True):
     # job number, replica, attempt, fence, mask, mode as in `records.placing`, phase, whether it is the current attempt,
     # rate
     members: list[list[int]]
+    former: list[Pool] = []
+    num: int = -1  # -1: its place in the list
+    left: tuple[int, str] = (0, "")  # when and why its last session ended
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -115,6 +119,9 @@ class _Snapshot(msgspec.Struct, array_like=True):
     resizes: list[tuple[int, tuple[Resize, ...]]] = []  # job number, operators' changes of its share
     freezes: list[tuple[int, int, int]] = []  # job number, replica, fence
     wakes: list[tuple[int, int, int]] = []  # those of them that their first use resumes
+    next_worker: int = -1  # -1: as many as there are
+    lacking: list[tuple[int, tuple[int, ...]]] = []  # job number, workers that lack what it needs
+    shut: list[tuple[int, int, str]] = []  # worker number, ledger ms at which it opens, why starts fail on it
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -143,8 +150,9 @@ def dump(state: State) -> bytes:
                 for m in w.members.values()
                 for r in (m.replica,)
             ],
+            list(w.former), w.num, (w.left_ms, w.left_why),
         )
-        for w in state.worker_by_num
+        for w in state.workers.values()
     ]  # fmt: skip
     tenants = [(t.name, t.submit_cursor, t.cancel_cursor, t.tombstones) for t in state.tenants.values()]
     job_orders = [
@@ -159,7 +167,7 @@ def dump(state: State) -> bytes:
     ]
     worker_health = [
         (w.num, w.well, w.well_n, w.unwell, list(w.window) if w.window is not None else None)
-        for w in state.worker_by_num
+        for w in state.workers.values()
         if w.unwell or w.well or w.well_n or w.window is not None
     ]
     job_avoids = [(job.num, job.avoid) for job in state.jobs.values() if job.avoid]
@@ -179,7 +187,8 @@ def dump(state: State) -> bytes:
             state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
             preempts, state.usage.dump(), [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
             [(job.num, job.resizes) for job in state.jobs.values() if job.resizes],
-            freezes, wakes,
+            freezes, wakes, state.next_worker, [(job.num, job.lacking) for job in state.jobs.values() if job.lacking],
+            [(worker.num, worker.until_ms, worker.why) for worker in state.shut.values()],
         )
     )  # fmt: skip
 
@@ -261,7 +270,8 @@ def _loaded(found: _Snapshot, *, rehash: bool) -> State:
         job = state.preempting[num] = state.jobs[num]
         job.preempts = (workers, jobs)
     for number, row_of in enumerate(found.workers):
-        _load_worker(state, number, row_of)
+        _load_worker(state, number if row_of.num < 0 else row_of.num, row_of)
+    state.next_worker = len(found.workers) if found.next_worker < 0 else found.next_worker
     _load_health(state, found)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished)
@@ -305,9 +315,11 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
     worker = Worker(number, row.id, row.machine)
     worker.boot, worker.n, worker.no, worker.session = row.boot, row.n, row.no, row.session
     worker.joined_ms, worker.hello, worker.flag, worker.by = row.joined_ms, row.hello, row.flag, row.by
-    worker.quarantined = row.quarantined
-    state.workers[row.id] = worker
-    state.worker_by_num.append(worker)
+    worker.quarantined, worker.former = row.quarantined, tuple(row.former)
+    worker.left_ms, worker.left_why = row.left
+    if not worker.session and not worker.left_ms:
+        worker.left_ms = state.time_ms  # an older snapshot does not say
+    state.workers[row.id] = state.worker_by_num[number] = worker
     for num, index, attempt, fence, mask, mode, phase, own, *rate in row.members:
         replica = state.jobs[num].replicas[index]
         member = new_member(replica, worker, mask, mode & ~GUEST, fence)
@@ -321,6 +333,10 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
             tenant.rate_milli += fairshare.rate_of(member)
         if own:
             replica.member = member
+        else:
+            if replica.job.lingering is None:
+                replica.job.lingering = {}
+            replica.job.lingering[member.key] = member
 
 
 def _load_health(state: State, found: _Snapshot) -> None:
@@ -333,6 +349,11 @@ def _load_health(state: State, found: _Snapshot) -> None:
             state.windows[num] = worker
     for num, avoid in found.job_avoids:
         state.jobs[num].avoid = avoid
+    for num, lacking in found.lacking:
+        state.jobs[num].lacking = lacking
+    for num, until_ms, why in found.shut:
+        worker = state.shut[num] = state.worker_by_num[num]
+        worker.until_ms, worker.why = until_ms, why
     notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
     for member in state.members() if notices else ():
         member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)
@@ -345,7 +366,7 @@ def _digest_rows(state: State) -> None:
     rows: list[Job | Replica | Worker | Member | Tenant] = []
     for job in state.jobs.values():
         rows += (job, *job.replicas)
-    for worker in state.worker_by_num:
+    for worker in state.workers.values():
         rows += (worker, *worker.members.values())
     rows += state.tenants.values()
     total = state.finished.row + state.usage.row

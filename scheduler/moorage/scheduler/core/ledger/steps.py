@@ -38,7 +38,6 @@ from moorage.scheduler.core.state import (
     PLACED,
     QUEUED,
     RUNNING,
-    STORY_PART,
     Job,
     Member,
     Replica,
@@ -111,8 +110,6 @@ class FoldingSteps(Folding):
         job.held += 1
         job.rev = rev = job.rev + 1
         tenant.gpus += b.bit_count()
-        if len(story) >= STORY_PART:
-            self.note_long_story(job)
         story.append((rev, self.time, index, attempt, PLACED, a, b, 0, "", seq, by))
         self.members[member] = None
         self.out.placed.append(member)
@@ -129,8 +126,6 @@ class FoldingSteps(Folding):
         rev, time, index, attempt, state = job.rev, self.time, replica.index, replica.attempt, self.state
         holder, mask, fence, story = member.worker, member.mask, member.fence, job.story
         worker = holder.num
-        if len(story) >= STORY_PART:
-            self.note_long_story(job)
         story += (
             (rev + 1, time, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
             (rev + 2, time, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
@@ -184,6 +179,9 @@ class FoldingSteps(Folding):
         member.phase = AT_EXITED
         self.members[member] = None
         replica.member = None
+        if job.lingering is None:
+            job.lingering = {}
+        job.lingering[member.key] = member
         self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, *_result(a))
 
     def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -252,8 +250,8 @@ class FoldingSteps(Folding):
         if IS_TERMINAL[to]:
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
-        self.add_transition(
-            job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by, *result)
+        job.story.append(
+            (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by, *result)
         )
 
     def _note(self, number: int) -> str:
@@ -272,11 +270,10 @@ class FoldingSteps(Folding):
         return member
 
     def _lingering(self, job: Job, index: int, packed: int) -> Member:
-        fence, worker_num = unpacked(packed)
-        key = (job.tenant, job.name, index, fence)
-        member = self.state.worker_by_num[worker_num].members.get(key)
-        if member is None or member.phase != AT_EXITED:
-            raise FoldError(f"record {self.seq}: {key} does not linger on worker {worker_num}")
+        key = (job.tenant, job.name, index, unpacked(packed))
+        member = job.lingering.get(key) if job.lingering else None
+        if member is None:
+            raise FoldError(f"record {self.seq}: {key} does not linger")
         return member
 
     def _drop(self, member: Member) -> None:
@@ -293,6 +290,8 @@ class FoldingSteps(Folding):
             self.out.touched += [owner for owner in beside(member) if not is_at_rest(owner)]
         job = member.replica.job
         job.held -= 1
+        if job.lingering:
+            job.lingering.pop(member.key, None)
         tenant = self.state.tenants[job.tenant]
         tenant.gpus -= member.mask.bit_count()
         if self.state.half_life_ms:

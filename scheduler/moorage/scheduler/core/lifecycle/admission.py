@@ -54,7 +54,14 @@ _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], REQUEST_BYTES_MAX)
 
 NO_MATCH: Final = "no-match"
 #: filters that do not mean missing workers: the present drivers or devices do not support the request
-NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.MODE.name, reasons.DEVICE.name)
+NOT_SUPPORTED: Final = (
+    reasons.GPU_DRIVER.name,
+    reasons.ENFORCE.name,
+    reasons.MODE.name,
+    reasons.DEVICE.name,
+    reasons.NO_USERS.name,
+    reasons.NO_MEMORY_LIMIT.name,
+)
 #: request fields that need `REQUEST_LEVEL`
 NEWER_FIELDS: Final = (
     ("qos",),
@@ -64,6 +71,7 @@ NEWER_FIELDS: Final = (
     ("run", "files"),
     ("run", "keep"),
     ("gpu", "enforce"),
+    ("resources", "enforce"),
     ("gpu", "min_compute_capability"),
     ("gpu", "prefer"),
     ("gpu", "profile"),
@@ -72,7 +80,6 @@ NEWER_FIELDS: Final = (
 )
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
-PART_OF: Final = "model"
 
 
 def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
@@ -160,8 +167,8 @@ class Admission:
         self.config = config
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: Memo[int, tuple[int, bool]] = Memo(MATCHED_MAX)
-        #: by index of shapes that the fleet could run: the answer of `Unmatched.part_of`
-        self._matched: Memo[int, str] = Memo(MATCHED_MAX)
+        #: indexes of shapes that the fleet could run
+        self._matched: Memo[int, bool] = Memo(MATCHED_MAX)
         self._matched_at = -1
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
@@ -220,17 +227,14 @@ class Admission:
         if self._matched_at != self.fleet.inventory:
             self._matched_at = self.fleet.inventory
             self._matched.clear()
-        part = self._matched.get(shape.index)
-        if part is None:
+        if self._matched.get(shape.index) is None:
             if not self.could_ever(shape):
                 return self._without_match(draft, event, warnings)
-            part = self._matched.put(shape.index, self._unmatched.part_of(shape) if shape.models else "")
+            self._matched.put(shape.index, True)
         if request.start_within_s is not None:
             late = self._too_late(draft, event, int(request.start_within_s * 1000))
             if late is not None:
                 return _refused(event, late, f"{late.code}: {late.message}")
-        if part:
-            warnings.append(f"{PART_OF}: {part}")
         if request.workload.env:
             gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
             if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):
@@ -326,7 +330,7 @@ class Admission:
     def _without_match(self, draft: Draft, event: Submit, warnings: list[str]) -> NewJob | Problem:
         """Return the outcome for a job that no known worker could ever run: a job with a warning, or the refusal.
 
-        It is refused only if its request asks for that and all workers were heard from. If it came from the durable
+        It is refused only if it `ends_unmatched` and all workers were heard from. If it came from the durable
         queue, the refusal is a job that is rejected at once.
         """
         if self._asked_for is not draft:  # once a record, as it reads every worker
@@ -334,7 +338,7 @@ class Admission:
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
         if not self._heard:
             return NewJob(event, [*warnings, NOT_HEARD, why])  # may be rejected later, once all workers were heard from
-        if event.request.on_no_match != "reject":
+        if not self.ends_unmatched(event.request, event.shape):
             return NewJob(event, [*warnings, why])
         return self._no_match(event) if event.sequence == 0 else NewJob(event, [*warnings, why], REJECTED, why)
 
@@ -471,28 +475,39 @@ class Admission:
         """
         if self._heard_at != self.fleet.inventory and all(
             self.fleet.hosts[worker.num].heard
-            for worker in self.state.worker_by_num
+            for worker in self.state.workers.values()
             if worker.session and worker.num in self.fleet.hosts
         ):
             self._heard_at = self.fleet.inventory
         return self._heard_at == self.fleet.inventory
 
     def _no_match(self, event: Submit) -> Problem:
-        lacking = self._unmatched.reason(event.shape) in NOT_SUPPORTED
+        reason = self._unmatched.reason(event.shape)
+        fix = "ask for what the fleet has, or leave out on_no_match to wait for a worker"
         return problem(
-            "failed-precondition" if lacking else "no-match",
+            "failed-precondition" if reason in NOT_SUPPORTED else "no-match",
             f"no known worker could ever run this ({self._unmatched.why(event.shape)})",
             job=event.name,
-            next="ask for what the fleet has, or leave out on_no_match to wait for a worker",
+            next=reasons.NO_USERS.fix if reason == reasons.NO_USERS.name else fix,
         )
 
-    def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
-        """Reject a job's queued replicas if no known worker could ever run them; else do nothing.
+    def ends_unmatched(self, request: Request, shape: Shape) -> bool:
+        """Return whether a job is not to wait for a worker that could run it, since no known worker ever could.
 
-        To be called for a job with `on_no_match: reject`, accepted before all workers were heard from, once they all
-        were. A job that some worker refused has matched one since.
+        Because its request says so, or because every worker that would do has told that it may not change user: that is
+        as if each of them had refused it.
         """
-        if not job.avoid and not self.could_ever(shape):
+        if self.could_ever(shape):
+            return False
+        return request.on_no_match == "reject" or self._unmatched.reason(shape) == reasons.NO_USERS.name
+
+    def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
+        """Reject a job's queued replicas if `ends_unmatched`; else do nothing.
+
+        To be called for a job accepted before all workers were heard from, once they all were. A job that some worker
+        refused has matched one since.
+        """
+        if not job.avoid and self.ends_unmatched(self.lifecycle.request_of(job), shape):
             for replica in job.replicas:
                 if draft.replica(replica).state == QUEUED:
                     draft.move(replica, REJECTED, f"{NO_MATCH}: {self._unmatched.why(shape)}")

@@ -5,13 +5,10 @@ Both follow from the members' states at the end of each record, so no event has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from moorage.scheduler.core.beside import needs_its_devices
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.ledger.acts import AnyAct, Freeze
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import Count
 from moorage.scheduler.core.state import AT_EXITED, FREEZE, FROZEN, Member
@@ -42,7 +39,7 @@ class Guests:
             if member.guest or member.mode != EXCLUSIVE or member in draft.gone or draft.phase_of(member) == AT_EXITED:
                 continue
             state = draft.replica(member.replica).state
-            if state == FROZEN and stays_frozen(member, draft.acts):
+            if state == FROZEN and stays_frozen(draft, member):
                 frozen |= member.mask
             elif state == FROZEN or (member.mask & host.guests and needs_its_devices(member, state)):
                 needed |= member.mask
@@ -54,13 +51,12 @@ class Guests:
             self._fleet.lending.pop(host.worker.num, None)
 
 
-def stays_frozen(member: Member, acts: Iterable[AnyAct]) -> bool:
+def stays_frozen(draft: Draft, member: Member) -> bool:
     """Return whether a member is to be frozen after the orders of this record."""
-    freeze = member.freeze
-    for act in acts:
-        if isinstance(act, Freeze) and act.job == member.replica.job.num:
-            freeze = act.word == FREEZE if act.replica in (-1, member.replica.index) else freeze
-    return freeze
+    for act in reversed(draft.freezes.get(member.replica.job.num, ())):
+        if act.replica in (-1, member.replica.index):
+            return act.word == FREEZE
+    return member.freeze
 
 
 def _slices(host: Host) -> int:

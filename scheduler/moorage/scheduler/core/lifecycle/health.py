@@ -117,15 +117,11 @@ class Health:
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
         """Return, by job number, the masks of a worker's devices that jobs avoid, as of this draft."""
+        jobs = [job for num in sorted(self._shy_jobs()) if (job := self.state.jobs.get(num)) is not None]
         avoiding = {
-            job.num: mask
-            for job in self.state.jobs.values()
-            if job.avoid and not job.over and (mask := dict(job.avoid).get(worker.num, 0))
+            job.num: mask for job in jobs if job.avoid and not job.over and (mask := dict(job.avoid).get(worker.num, 0))
         }
-        for act in draft.acts if draft.avoided else ():
-            if isinstance(act, acts.Avoid) and act.worker == worker.num:
-                avoiding[act.job] = avoiding.get(act.job, 0) | act.slots if act.slots else 0
-        return avoiding
+        return {**avoiding, **draft.avoids.get(worker.num, {})}
 
     def ask_anew(self, draft: Draft, worker: Worker) -> None:
         """Let jobs that a worker refused try it again, after it restarted or changed its description.

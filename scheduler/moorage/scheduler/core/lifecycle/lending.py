@@ -89,7 +89,7 @@ class Lending:
         if self._twice is None:
             first: dict[DeviceName, int] = {}
             self._twice = []
-            for worker in self._state.worker_by_num:
+            for worker in self._state.workers.values():
                 for name in _lent_by(worker) if worker.session else ():
                     other = first.setdefault(name, worker.num)
                     if other != worker.num:
@@ -98,7 +98,7 @@ class Lending:
         return [
             {"uuid": name.uuid, "worker": workers[one].id, "other": workers[two].id}
             for name, one, two in self._twice
-            if all(workers[num].session and name in _lent_by(workers[num]) for num in (one, two))
+            if all(num in workers and workers[num].session and name in _lent_by(workers[num]) for num in (one, two))
         ]
 
     def _lender(self, draft: Draft, name: DeviceName, worker_id: str) -> str | None:
@@ -106,18 +106,15 @@ class Lending:
         workers = self._state.worker_by_num
         if self._lenders is None:
             self._lenders = {}
-            for worker in workers:
+            for worker in workers.values():
                 if worker.session or self._kept(worker):
                     self._lenders.update(dict.fromkeys(_lent_by(worker), worker.num))
             self._lenders_max = 2 * len(self._lenders) + self._spare
-        num = self._lenders.get(name)
-        if num is None:
+        lender = workers.get(self._lenders.get(name, -1))
+        if lender is None or lender.id == worker_id:
             return None
-        worker = workers[num]
-        if worker.id == worker_id:
-            return None
-        holds = draft.worker(worker).session or self._kept(worker)
-        return worker.id if holds and name in _lent_by(worker) else None
+        holds = draft.worker(lender).session or self._kept(lender)
+        return lender.id if holds and name in _lent_by(lender) else None
 
 
 def devices_of(hello: Hello) -> list[DeviceName]:

@@ -18,6 +18,7 @@ from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.lifecycle.forgetting import FORGET_EVERY_S
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -168,9 +169,18 @@ class Sessions:
 
     def _number_new(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
         """Write a new worker into the draft, and return its number; a problem if the ledger knows the most it can."""
-        num = len(self.state.worker_by_num) + draft.numbered
-        if num >= WORKERS_MAX:
-            return problem("failed-precondition", f"the ledger knows {WORKERS_MAX:,} worker ids, and can know no more")
+        num = self.state.next_worker + draft.numbered
+        known = len(self.state.workers) + draft.numbered
+        if known >= WORKERS_MAX:
+            return problem(
+                "failed-precondition",
+                f"the ledger knows {known:,} worker ids, which is the most: one is forgotten once its worker was away"
+                f" for {self.config.history_keep:g} s and no job in memory has run there",
+                found=known,
+                allowed=f"at most {WORKERS_MAX:,}",
+                next="give agents that take each other's place one id (--id), or set a shorter history_keep",
+                retry_after_s=FORGET_EVERY_S,
+            )
         draft.add(acts.Known(num, event.worker, frame.machine))
         draft.numbered += 1
         return num
@@ -203,9 +213,15 @@ class Sessions:
         said = {key: value for key, value in worker.hello.items() if key not in _OUR_OWN}
         if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
             self.health.ask_anew(draft, worker)
+            self.lifecycle.starts.mended(draft, worker)
         if worker.machine != frame.machine:
             draft.add(acts.Known(worker.num, worker.id, frame.machine))
         return worker.num
+
+    def forget(self, num: int) -> None:
+        """Drop what is known of a worker that the ledger has forgotten."""
+        for table in (self.former, self.ahead, self._joins):
+            table.pop(num, None)
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
         worker = self.state.workers.get(event.worker)

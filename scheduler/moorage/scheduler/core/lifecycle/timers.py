@@ -14,7 +14,7 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.state import Job, Replica, State
 from moorage.schemas.job import Request
 
-#: the timers of ended jobs are removed once there are more than this
+#: the timers of ended jobs are removed once there are more timers than this, and twice as many as after the last time
 TIMERS_SPARE: Final = 10_000
 #: the most timers that one record handles
 DUE_MAX: Final = 8_192
@@ -45,6 +45,7 @@ class Timers:
         self.at: tuple[int, int] | None = None  # kind and job number or queue entry of the timer being handled
         self.put_off: dict[tuple[int, int], int] = {}  # timers that failed, with the ledger ms until which to skip them
         self._passed: deque[_Passed] = deque()
+        self._clear_at = TIMERS_SPARE  # how many timers there must be before `clear_out` walks them
         self._state = state
         self._request_of = request_of
 
@@ -128,10 +129,15 @@ class Timers:
         return bool(self.rows) and self.rows[0][0] <= draft.time_ms
 
     def clear_out(self) -> None:
-        """Drop the timers of ended jobs once there are many, since most jobs end long before their deadlines."""
-        if len(self.rows) > 2 * self._state.live + TIMERS_SPARE:
+        """Drop the timers of ended jobs once there are many, since most jobs end long before their deadlines.
+
+        All timers are walked only when twice as many are set as were left by the last walk.
+        """
+        self._clear_at = max(TIMERS_SPARE, min(self._clear_at, 2 * len(self.rows)))
+        if len(self.rows) > self._clear_at:
             self.rows = [timer for timer in self.rows if self._is_live(timer)]
             heapify(self.rows)
+            self._clear_at = 2 * len(self.rows)
 
     def _is_live(self, timer: tuple[int, int, int]) -> bool:
         job = self._state.jobs.get(timer[2] >> REPLICA_BITS if timer[1] == BACKOFF else timer[2])

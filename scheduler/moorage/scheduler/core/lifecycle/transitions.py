@@ -7,6 +7,7 @@ updates the fleet's view. Races are decided by the order in the ledger (ledger-r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -14,7 +15,9 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Avoid, Used
 from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
+from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.refusals import every_slot
+from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.scheduler.core.records import (
     KEPT_WHILE_ENDING_LEVEL,
@@ -54,7 +57,15 @@ from moorage.scheduler.core.state import (
     Worker,
 )
 from moorage.schemas.errors import ENDED_AS_ASKED
-from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact, result_of, used_of
+from moorage.schemas.frames import (
+    ABOUT_THE_JOB,
+    CANNOT_RUN,
+    NOT_HERE,
+    START_FAILED,
+    Fact,
+    result_of,
+    used_of,
+)
 from moorage.schemas.job import Request
 
 RETRY_BACKOFF_MS: Final = 1_000
@@ -69,6 +80,8 @@ EXIT_CODE_MAX: Final = 2**31 - 1
 _WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
 _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING, FROZEN)
+#: a name or an address of a host, as a worker's setting `address` takes it, and an IPv6 address in brackets
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:%\[\]-]{1,255}")
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
@@ -79,7 +92,8 @@ def backoff_ms(base: int, used: int, at_most: int) -> int:
 def is_address(detail: str) -> bool:
     """Return whether a claimed report's detail is an `address:port` that START may send to the other ranks."""
     address, _, port = detail.rpartition(":")
-    return bool(address) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
+    return is_port and _HOST.fullmatch(address) is not None
 
 
 def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact]) -> list[Member]:
@@ -138,8 +152,12 @@ class Lifecycle:
         request_of: Callable[[Job], Request],
         shape_of: Callable[[Job], Shape],
         requeue: Callable[[Replica, int], None],
+        lacking: Lacking,
+        starts: Starts,
     ) -> None:
         self.fleet = fleet
+        self.lacking = lacking
+        self.starts = starts
         self.request_of = request_of
         self.shape_of = shape_of
         self.requeue = requeue
@@ -155,6 +173,8 @@ class Lifecycle:
         for fact in facts:
             if fact.detail and fact.kind == "freed":
                 _note_used(draft, members, fact)
+        if self.starts.watches:
+            self.starts.heard(draft, worker, facts)
         freed = _whole_runs(draft, members, facts)
         for fact in () if freed else facts:
             member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
@@ -205,12 +225,7 @@ class Lifecycle:
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)
         elif kind == "refused":
-            code = CODE_CANNOT_RUN if fact.detail.startswith(CANNOT_RUN) else 0
-            if not fact.detail.startswith(ABOUT_THE_JOB):
-                self._mark_busy(member)
-            elif not code:
-                self._never_there(draft, replica.job, member)
-            self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL, code)
+            self._refused(draft, member, state, fact)
         elif kind == "withdrawn":
             count = self._withdrawn(draft, replica, fact)
             self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
@@ -226,12 +241,28 @@ class Lifecycle:
         begun = state not in (PLACED, CLAIMED) or draft.job(replica.job).gang == GangPhase.STARTED
         return Count.LOSS if begun and fact.detail != "supervisor-died" else Count.REFUSAL
 
-    @staticmethod
-    def _never_there(draft: Draft, job: Job, member: Member) -> None:
-        """Exclude this worker, whose rules or driver refuse the job: another try there would end the same way."""
-        if not draft.level_allows(Avoid.LEVEL):
-            return  # an older ledger cannot record it: the job may be tried there again after a backoff
-        draft.avoid(job, member.worker, every_slot(member.worker))
+    def _refused(self, draft: Draft, member: Member, state: int, fact: Fact) -> None:
+        """Take a refusal: its reason says whether the request, this worker, its rules or the moment are at fault."""
+        replica, why = member.replica, fact.detail or "refused"
+        said = fact.code if 0 < fact.code < 256 else CODE_CANNOT_RUN
+        code = said if why.startswith(CANNOT_RUN) else 0
+        if fact.code or why.startswith(START_FAILED):
+            self.starts.failed(draft, member, why)
+        if not why.startswith(ABOUT_THE_JOB):
+            self._mark_busy(member)
+        elif not code and draft.level_allows(Avoid.LEVEL):  # an older ledger cannot record it: it may be tried again
+            draft.avoid(replica.job, member.worker, every_slot(member.worker))
+            # without a code no start was tried: a worker with that handler may still be to come
+            if why.startswith(NOT_HERE) and said == fact.code:
+                draft.lacks(replica.job, member.worker)
+                hosts = None if state in (CANCELLING, ENDING) else self.lacking.hosts(draft, member)
+                if hosts is not None:
+                    why, code = hosts.told(why), said
+        self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
+        if code and why.startswith(NOT_HERE):
+            for peer in replica.job.replicas:
+                if draft.replica(peer).state == QUEUED:
+                    draft.move(peer, FAILED, why, code)
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
         job = replica.job
@@ -254,6 +285,8 @@ class Lifecycle:
         well = code == 0 and detail in ("", "exit")
         why = "" if detail in ("", "exit") else detail
         cause = self._cause(detail)
+        if detail.startswith(START_FAILED):
+            self.starts.failed(draft, member, detail)
         if member in self._with_supervisor:
             why = WITH_SUPERVISOR
             cause = Count.LOSS if member in self._charged else Count.NONE
@@ -523,6 +556,7 @@ class Lifecycle:
         margin, when nothing else of the old session can run any more: so a new attempt never overlaps with the old one.
         """
         draft.end_session(worker, why)
+        self.starts.left(worker)
         for key, member in list(worker.members.items()):
             if member in draft.gone:
                 continue

@@ -1,4 +1,4 @@
-"""Explains why no known worker could ever run a request, and which models it names only in part."""
+"""Explains why no known worker could ever run a request, and how the fleet spells the models that it names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from moorage.scheduler.core.filters import FILTERS, NAMES_SHOWN_MAX, nearest_to_
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import HostClass, size_of_largest
 from moorage.scheduler.core.shape import Shape
-from moorage.schemas.gpu import WHOLE_WORDS, model_matches
+from moorage.scheduler.core.spelling import inside, spelled
+from moorage.schemas.gpu import bare_model
 from moorage.schemas.memo import Memo
 
 #: cached texts, and cached names compared with the fleet's
@@ -24,7 +25,8 @@ class Unmatched:
         self._fleet = fleet
         self._inventory = -1
         self._texts: Memo[int, str] = Memo(KEPT_MAX)
-        self._names: list[str] = []  # of all devices of the fleet
+        self._devices: list[tuple[str, int]] = []  # names and memory in MiB of all devices of the fleet
+        self._names: list[str] = []
         #: a requested model in lower case -> the fleet's nearest names
         self._close: Memo[str, list[str]] = Memo(KEPT_MAX)
 
@@ -34,25 +36,13 @@ class Unmatched:
         text = self._texts.get(shape.index)
         return self._texts.put(shape.index, self._why(shape)) if text is None else text
 
-    def part_of(self, shape: Shape) -> str:
-        """Return which device names have a requested model only inside a word; "" if there are none.
-
-        A model that is a whole word of some device's name is left out.
-        """
-        self._look()
-        return "; ".join(filter(None, map(self._part, shape.models)))
-
-    def _part(self, model: str) -> str:
-        found = {name: matched for name in self._names if (matched := model_matches(model, name))}
-        if not found or WHOLE_WORDS in found.values():
-            return ""
-        return f"{model} is part of {shown(found)} only; ={model} takes that model alone"
-
     def _look(self) -> None:
         """Empty the caches if the fleet has changed."""
         if self._inventory != self._fleet.inventory:
             self._inventory = self._fleet.inventory
-            self._names = sorted({name for cls in self._fleet.classes.values() for _, _, name, *_ in cls.devices})
+            classes = self._fleet.classes.values()
+            self._devices = sorted({(name, mib) for cls in classes for _, _, name, mib, _ in cls.devices})
+            self._names = list(dict.fromkeys(name for name, _ in self._devices))
             self._texts.clear()
             self._close.clear()
 
@@ -76,9 +66,20 @@ class Unmatched:
         """Return the values that the fleet has of a label."""
         return self._fleet.labelled.get(label, ())
 
+    def near_miss(self, shape: Shape) -> str:
+        """Return how the fleet spells a requested model, or which devices have it inside a word; "" for neither."""
+        for model in shape.models:
+            if found := spelled(model, self._devices):
+                return f"did you mean {found.words}"
+        for model in shape.models:
+            if found_inside := inside(model, self._names):
+                bare = bare_model(model)
+                return f"{bare} is only a part of a word in {shown(found_inside)}; ~{bare} takes that, too"
+        return ""
+
     def nearest_models(self, shape: Shape) -> Iterable[str]:
         """Return the fleet's device names nearest to the requested ones; all names if none is near."""
-        near = [name for model in shape.models for name in self._near(model.lstrip("=").lower())]
+        near = [name for model in shape.models for name in self._near(bare_model(model).lower())]
         return dict.fromkeys(near) or self._names
 
     def _near(self, model: str) -> list[str]:

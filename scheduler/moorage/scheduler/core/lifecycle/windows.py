@@ -18,10 +18,13 @@ from typing import Final
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.state import Member, State, Window, Worker
+from moorage.schemas import actors
 from moorage.schemas.operate import Drain, DrainAct
+from moorage.schemas.reasons import STARTS_FAIL
 
 #: a job without a time limit is not placed on a worker that it would have to leave sooner than this
 SETTLE_MS: Final = 10 * 60 * 1000
@@ -76,7 +79,7 @@ class Windows:
                     self.flag(draft, worker, "open", window.by)
                 self._write(draft, worker, None)
                 continue
-            if now >= window.from_ms and flag == "open":
+            if now >= window.from_ms and flag in ("open", STARTS_FAIL.name):
                 self.flag(draft, worker, "draining", window.by)
             self._ask_to_leave(draft, worker, window)
 
@@ -120,12 +123,7 @@ class Windows:
 
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
         """Make a worker open, cordoned or draining from the draft's record on."""
-        draft.add(acts.Flag(worker.num, flag, by))
-        draft.change_worker(worker).flag = flag
-        host = self.fleet.hosts.get(worker.num)
-        if host is not None:
-            host.closed = flag != "open"  # from this record on
-            self.fleet.refresh(host)
+        set_flag(draft, self.fleet, worker, acts.Flag(worker.num, flag, by))
 
     @staticmethod
     def _write(draft: Draft, worker: Worker, window: Window | None) -> None:
@@ -143,4 +141,6 @@ def window_of(act: DrainAct, now_ms: int, by: str) -> Window | None:
 
 
 def as_drain(window: Window | None) -> Drain | None:
-    return Drain(*window) if window is not None else None
+    if window is None:
+        return None
+    return Drain(window.from_ms, window.leave_ms, window.until_ms, *actors.split(window.by), window.why)

@@ -20,7 +20,7 @@ from moorage.scheduler.core.lifecycle.guests import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.queue.queue import Queue, entry
-from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, Mode, actor
+from moorage.scheduler.core.records import FORMAT, Mode
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
@@ -35,6 +35,7 @@ from moorage.scheduler.core.state import (
     State,
     Tenant,
 )
+from moorage.schemas import actors
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.operate import (
@@ -92,7 +93,7 @@ class Orders:
         The answer's `changed` is false if there was nothing to change.
         """
         asked = event.act
-        by = actor(BY_OPERATOR, asked.by)
+        by = event.by
         if isinstance(asked, FeatureLevelAct):
             return self._raise_level(draft, asked, by, event.announced)
         if isinstance(asked, LimitAct):
@@ -172,7 +173,7 @@ class Orders:
             for replica in job.replicas
             if replica.member is not None and draft.replica(replica).state in (RUNNING, FROZEN)
         ]
-        changed = any(stays_frozen(member, draft.acts) != on or member.wakes for member in running)
+        changed = any(stays_frozen(draft, member) != on or member.wakes for member in running)
         if on and (why := self._why_not_frozen(draft, job, running)) is not None:
             return why
         if changed:
@@ -325,20 +326,20 @@ class Orders:
 
 
 def as_hold(order: StandingOrder | None) -> Hold | None:
-    """Return a hold in the form of answers, None for none; `by` is the name that the operator gave."""
-    return Hold(order.since_ms, _said(order), order.why) if order is not None else None
+    """Return a hold in the form of answers, None for none."""
+    return Hold(order.since_ms, *actors.split(order.actor), order.why) if order is not None else None
 
 
 def as_limit(gpus: int, jobs: int, order: StandingOrder | None) -> Limit | None:
     if order is None or not (gpus or jobs):
         return None
-    return Limit(gpus, jobs, order.since_ms, _said(order), order.why)
+    return Limit(gpus, jobs, order.since_ms, *actors.split(order.actor), order.why)
 
 
 def as_share(weight: int, gpus: int, order: StandingOrder | None) -> Share | None:
     if order is None or not (weight or gpus):
         return None
-    return Share(weight, gpus, order.since_ms, _said(order), order.why)
+    return Share(weight, gpus, order.since_ms, *actors.split(order.actor), order.why)
 
 
 def share_of(tenant: Tenant) -> Share | None:
@@ -347,8 +348,3 @@ def share_of(tenant: Tenant) -> Share | None:
 
 def limit_of(tenant: Tenant) -> Limit | None:
     return as_limit(tenant.gpus_max, tenant.jobs_max, tenant.limit)
-
-
-def _said(order: StandingOrder) -> str:
-    """Return the name that the operator gave."""
-    return order.actor.partition(" ")[2]

@@ -60,11 +60,7 @@ class Resizing:
             before[0] if asked.memory_mib is None else asked.memory_mib,
             before[1] if asked.compute_percent is None else asked.compute_percent,
         )
-        members = [
-            member
-            for member in self._state.members()
-            if job.held and member.replica.job is job and member not in draft.gone
-        ]
+        members = [member for member in job.members if member not in draft.gone]
         attempts = self._attempts(draft, job, members)
         if part == before:
             return Resized(*part, job.resizes[-1].since_ms if job.resizes else 0, attempts)

@@ -13,7 +13,6 @@ from moorage.scheduler.core.ledger.acts import Window
 from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
-from moorage.scheduler.core.records import BY_OPERATOR
 from moorage.scheduler.core.state import State
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import CordonAct, Done, DrainAct, ReleaseAct
@@ -33,7 +32,7 @@ class WorkerOrders:
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
         if worker is None:
             return self._unknown(name)
-        members, by = len(worker.members), act.by or BY_OPERATOR
+        members, by = len(worker.members), event.by
         if isinstance(act, ReleaseAct):
             named = sum(1 << slot for slot in set(act.slots or ()))
             slots = self._health.release(draft, worker, named, by)
@@ -49,6 +48,8 @@ class WorkerOrders:
         self._windows.flag(draft, worker, flag, by)
         if flag == "open":
             changed |= self._windows.clear(draft, worker)
+            self._health.lifecycle.starts.left(worker)
+            self._health.ask_anew(draft, worker)
         return Done(event.verb, changed, worker=name, members=members)
 
     def _unknown(self, name: str) -> Problem:

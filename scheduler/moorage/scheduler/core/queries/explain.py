@@ -9,7 +9,7 @@ from moorage.scheduler.core.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host, size_of_largest
 from moorage.scheduler.core.shape import Shape
-from moorage.schemas import reasons
+from moorage.schemas import actors, reasons
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -156,8 +156,12 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
         return Explanation(reasons.NOT_HEARD, counts, [])
     open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
     counts["open"] = len(open_hosts)
-    return open_hosts or Explanation(
-        reasons.CLOSED, counts, [], troubles=[_closed(host) for host in heard[:HOLDERS_MAX]]
+    if open_hosts:
+        return open_hosts
+    shut = [host for host in heard if host.worker.until_ms]
+    shown = [*shut, *(host for host in heard if not host.worker.until_ms)][:HOLDERS_MAX]
+    return Explanation(
+        reasons.STARTS_FAIL if shut else reasons.CLOSED, counts, [], troubles=[_closed(host) for host in shown]
     )
 
 
@@ -207,8 +211,10 @@ def _is_anothers(hosts: list[Host], shape: Shape) -> bool:
 def _closed(host: Host) -> str:
     """Return why no new job is placed on a host that was heard from."""
     worker = host.worker
+    if worker.until_ms:
+        return f"{worker.id}: starts fail: {worker.why}"
     if worker.flag != "open":
-        return f"{worker.id}: {worker.flag}" + (f" by {worker.by}" if worker.by else "")
+        return f"{worker.id}: {worker.flag}" + (f" by {actors.words(*actors.split(worker.by))}" if worker.by else "")
     if not worker.session:
         return f"{worker.id}: lost"
     return f"{worker.id}: " + ("its renewals or load frames are missed" if host.stale else "kept for a local claim")
@@ -238,7 +244,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
     """Return which jobs hold what a shape asks for on these hosts, as far as a tenant may know it.
 
     The tenant's own jobs are named, those with most GPUs first; of other tenants only the numbers of jobs and GPUs are
-    given. `workers` lists a few of the hosts with how many GPUs are leased there, or with `of_host` how much CPU and
+    given. `workers` lists a few of the `hosts` with how many GPUs are leased there, or with `of_host` how much CPU and
     memory is free. Once `MEMBERS_LOOKED_MAX` members were read, further hosts are left out, and `more` is true.
     """
     own: dict[str, int] = {}
@@ -271,6 +277,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
         "other_jobs": len(others),
         "other_gpus": gpus,
         "workers": workers,
+        "hosts": len(hosts),
         **({"more": True} if looked >= MEMBERS_LOOKED_MAX else {}),
     }
 

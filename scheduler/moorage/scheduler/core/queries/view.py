@@ -66,7 +66,7 @@ class View:
         failed = engine.alone or engine.put_off_steps or engine.put_off_jobs or engine.sessions.ahead
         if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
             return 0
-        for worker in self._state.worker_by_num:
+        for worker in self._state.workers.values():
             if any(m.phase != AT_RUNNING or m.replica.state != RUNNING for m in worker.members.values()):
                 return 0
         return min(engine.next_timer_ms, self.next_pass_ms)

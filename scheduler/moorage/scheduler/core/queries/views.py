@@ -18,7 +18,7 @@ from moorage.scheduler.core.effects.outputs import (
     gpu_names,
     slots_of,
 )
-from moorage.scheduler.core.effects.told_story import Found
+from moorage.scheduler.core.effects.told_story import Found, Frame, is_simulated
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
@@ -35,6 +35,7 @@ from moorage.scheduler.core.state import (
     AT_PLACED,
     ATTEMPT,
     CODE,
+    FENCE,
     PLACED,
     REPLICA,
     STATE,
@@ -47,6 +48,7 @@ from moorage.scheduler.core.state import (
     code_of,
 )
 from moorage.scheduler.core.usage import Tally
+from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
@@ -99,10 +101,10 @@ def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
     return data
 
 
-def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set[str]) -> dict[str, Any]:
-    """Return what `show` adds to the row of a finished job from its history.
+def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change]) -> dict[str, Any]:
+    """Return what `show` adds to the row of a finished job from its history, which stands in this frame.
 
-    `simulated` are names of simulated workers. The request is missing if the history was written without it.
+    The request is missing if the history was written without it.
     """
     ran = [change for change in changes if change.worker]
     fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
@@ -115,7 +117,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "age_ms": engine.state.time_ms - found.accepted_ms,
         "attempt": max(change.attempt for change in changes),
         "worker": ran[-1].worker if ran else "",
-        "simulated": any(change.worker in simulated for change in ran),
+        "simulated": any(is_simulated(frame, change) for change in ran),
         "code": _code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
         "why": next(
             iter(
@@ -289,7 +291,7 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 def _is_simulated(engine: Engine, job: Job) -> bool:
     """Return whether any replica was placed on a simulated worker."""
     workers = engine.state.worker_by_num
-    return any(row[WORKER] >= 0 and workers[row[WORKER]].hello.get("simulated", False) for row in job.story)
+    return any(row[WORKER] >= 0 and workers[row[WORKER]].pool_at(row[FENCE]).simulated for row in job.story)
 
 
 def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
@@ -305,7 +307,7 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
     }
     if member is not None:
         data["worker"] = member.worker.id
-        data["gpus"] = gpu_names(member.worker, member.mask)
+        data["gpus"] = gpu_names(member.worker, member.mask, member.fence)
         if member.guest:
             data["guest"] = True
         elif member.mode == Mode.EXCLUSIVE and beside(member):
@@ -358,8 +360,8 @@ def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
 
 
 def held_by(hold: StandingOrder) -> str:
-    """Return a text such as `held by operator ana: maintenance`."""
-    return f"held by {hold.actor}" + (f": {hold.why}" if hold.why else "")
+    """Return a text such as `held by operator:ana (says root): maintenance`."""
+    return f"held by {actors.words(*actors.split(hold.actor))}" + (f": {hold.why}" if hold.why else "")
 
 
 def tenants(engine: Engine) -> dict[str, Any]:
@@ -382,7 +384,7 @@ def tenants(engine: Engine) -> dict[str, Any]:
 
 def by_name(engine: Engine) -> list[Worker]:
     """Return all workers sorted by name; the ledger numbers them in the order in which they first joined."""
-    return sorted(engine.state.worker_by_num, key=attrgetter("id"))
+    return sorted(engine.state.workers.values(), key=attrgetter("id"))
 
 
 def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict[str, Any]:
@@ -455,7 +457,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "worker": worker.id,
         "state": worker_state(worker, host),
         "flag": worker.flag,
-        "by": worker.by,
+        **_by(worker.by),
         "simulated": bool(worker.hello.get("simulated", False)),
         "models": sorted({device["name"] for device in pool}),
         "gpus": len(pool),
@@ -474,6 +476,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "quarantined": slots_of(worker.quarantined),
         "troubles": troubles(worker, host, engine.state.time_ms),
         **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
+        **({"starts_fail": starts_fail_of(worker, engine.state.time_ms)} if worker.until_ms else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
 
@@ -515,6 +518,11 @@ def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, A
     ]
 
 
+def starts_fail_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+    """Return in how many ms a worker opens that is closed because starts fail on it, and why the last one failed."""
+    return {"opens_in_ms": max(0, worker.until_ms - now_ms), "why": worker.why}
+
+
 def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
     """Return a planned or bounded drain: in how many ms it begins, jobs must have left, and it ends."""
     window = worker.window
@@ -523,9 +531,14 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
         "begins_in_ms": max(0, window.from_ms - now_ms),
         "leave_in_ms": max(0, window.leave_ms - now_ms),
         **({"ends_in_ms": max(0, window.until_ms - now_ms)} if window.until_ms else {}),
-        "by": window.by,
+        **_by(window.by),
         "why": window.why,
     }
+
+
+def _by(actor: str) -> dict[str, str]:
+    by, said = actors.split(actor)
+    return {"by": by, "said": said} if said else {"by": by}
 
 
 def cells(host: Host | None, size: int) -> str:
@@ -559,7 +572,7 @@ def audit(engine: Engine) -> dict[str, Any]:
     """
     drift = []
     patience_ms = BEHIND_RENEWALS * engine.config.renew_s * 1000
-    for worker in engine.state.worker_by_num:
+    for worker in engine.state.workers.values():
         if not worker.session:
             continue
         report, host = View(engine).report_of(worker.num), engine.fleet.hosts.get(worker.num)
@@ -574,8 +587,8 @@ def audit(engine: Engine) -> dict[str, Any]:
             drift.append({"worker": worker.id, "kind": "worker-only", "member": _name(key)})
     return {
         "drift": drift,
-        "workers": sum(1 for worker in engine.state.worker_by_num if worker.session),
-        "members": sum(len(worker.members) for worker in engine.state.worker_by_num),
+        "workers": sum(1 for worker in engine.state.workers.values() if worker.session),
+        "members": sum(len(worker.members) for worker in engine.state.workers.values()),
         "leases": sum(m.mask.bit_count() for m in engine.state.members()),
     }
 

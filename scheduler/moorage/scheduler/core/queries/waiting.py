@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -24,13 +24,10 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica
 from moorage.schemas import reasons
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
-from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
+from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
-
-#: beginning of a refusal's reason if the worker failed to start the job, so no local claim took its GPUs
-START_FAILED: Final = "start-failed"
 
 
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
@@ -246,7 +243,8 @@ def _told(found: dict[str, Any], asks: str) -> list[str]:
         lines.append(f"{many(found['own_jobs'] - len(found['own']), 'more job')} of yours")
     if found["other_jobs"]:
         lines.append(f"{many(found['other_jobs'], 'job')} of other tenants: {many(found['other_gpus'], 'GPU')}")
-    return [*lines, *found["workers"]]
+    hidden = found["hosts"] - len(found["workers"])
+    return [*lines, *found["workers"], *([many(hidden, "more worker")] if hidden else [])]
 
 
 def _preempted(engine: Engine, job: Job) -> str:

@@ -78,7 +78,9 @@ class Queue:
     first entry of a group must check that its replica still waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, new_shape: Callable[[Shape], None] | None = None) -> None:
+        #: called with the shape of each new group, before it is asked where that fits
+        self._new_shape = new_shape
         self.groups: dict[_Name, Group] = {}
         self._unswept: list[_Name] = []  # groups that the current sweep has not finished
         self._swept = -1  # the last entry checked in the last group of `_unswept`
@@ -98,6 +100,8 @@ class Queue:
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = Group(priority, shape, tenant)
+            if self._new_shape is not None:
+                self._new_shape(shape)
         if group.verdict.waits is not Waits.NO_ROOM:
             group.verdict = VOID  # the added job may have a shorter time limit
         entries = group.entries

@@ -60,7 +60,7 @@ class Indexing:
         No worker was heard from yet; the silence of each is measured from `mono_ms` on (H28). `again` if this leader
         has indexed the state before: then it knows which events it has sent.
         """
-        standing = [worker for worker in self.state.worker_by_num if worker.session]
+        standing = [worker for worker in self.state.workers.values() if worker.session]
         for worker in standing:
             self.fleet.rules_of(worker.hello)  # rules come first: shapes depend on which tenants have rules
         for worker in standing:
@@ -88,10 +88,7 @@ class Indexing:
         out.
         """
         shape = self.shape_of(job)
-        if shape.requires:
-            self.fleet.tell_apart(shape.requires)
-        if shape.device_ids:
-            self.fleet.tell_devices_apart(shape.device_ids)
+        self.fleet.tell_apart(shape)
         waiting = [replica for replica in job.replicas if replica.state == QUEUED]
         put_off_ms = self.put_off.get(job.num, 0) if self.put_off else 0
         for replica in waiting[:1] if shape.together > 1 else waiting:
@@ -109,7 +106,7 @@ class Indexing:
         """Set a job's timers, and remember it if it may have to be rejected once all workers were heard from."""
         self.timers.arm(job, request)
         # a job with a later revision was matched before: workers that have left since are no reason to reject it
-        if request.on_no_match == "reject" and job.rev == 1 and not self.admission.could_ever(self.shape_of(job)):
+        if job.rev == 1 and self.admission.ends_unmatched(request, self.shape_of(job)):
             self._unmatched.add(job.num)
 
     def queue_rejections(self) -> None:

@@ -180,7 +180,7 @@ class Preempting:
             shape = self.policy.shape_of(job)
             found.awaited[job.tenant] += shape.gpus
         if self._asked is None:
-            members = (m for worker in draft.state.worker_by_num for m in worker.members.values())
+            members = (m for worker in draft.state.workers.values() for m in worker.members.values())
             self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in _LEAVING}
         self._asked |= draft.ends
         for num in list(self._asked):

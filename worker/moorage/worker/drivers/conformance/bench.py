@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import importlib.util
 import inspect
+import itertools
 import os
 import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,11 +25,14 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import End, Fact, LogPage, Place, ReadLog, Start
 from moorage.schemas.frames.output import StreamName
+from moorage.worker.drivers.base import Driver, Living, Publish, Report
 from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
+from moorage.worker.drivers.supervisor_link import key_of, owner_of
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import SUPERVISOR_FOLDER
 from moorage.worker.settings import WorkerSettings, settings_from
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from moorage.worker.supervisor.protocol import EndMember
 
 WORKER: Final = "w1"
 TENANT: Final = "acme"
@@ -35,10 +40,14 @@ SECRET_NAME: Final = "token"
 SECRET: Final = "s3cret-of-the-checks"
 #: a variable of the agent's own process; no job may see it
 OF_THE_AGENT: Final = "CONFORMANCE_AGENT_ONLY"
+#: a variable of an agent's process: the folder in which it says at which step of a driver's `open` it waits
+STEPS: Final = "CONFORMANCE_OPEN_STEPS"
 ANSWER_S: Final = 10.0
 #: an agent's process may take this many times the slack of other starts
 START_TIMES: Final = 3
 PAGE_BYTES: Final = 64 * 1024
+#: how often an agent that opens in steps looks whether it may go on
+STEP_S: Final = 0.02
 
 Serve = Callable[[WorkerSettings, str], AbstractAsyncContextManager[object]]
 
@@ -87,6 +96,18 @@ class Bench:
 
     async def end(self, name: MemberName, grace_s: float) -> None:
         await self.leader.want(WORKER, End(*name, "cancelled", grace_s))
+
+    async def end_by_supervisor(self, name: MemberName) -> None:
+        """Have the supervisor end a member that it runs, past the agent; return once nothing of it is left."""
+        key = key_of(owner_of(WORKER, self.driver), name)
+        supervised = await Supervised.connect(self.settings.state_dir / SUPERVISOR_FOLDER, spawn_if_absent=False)
+        try:
+            await supervised.end([EndMember(key=key, grace_s=0.0, why="end")])
+            async with asyncio.timeout(self.slack_s):
+                while key in (await supervised.list()).living:
+                    await supervised.next_events()
+        finally:
+            supervised.close()
 
     async def heard(self, kind: str, name: MemberName) -> Fact:
         """Return the worker's report of this kind about a member, once it has arrived.
@@ -174,7 +195,8 @@ _AGENT: Final = "import sys; from moorage.worker.drivers.conformance.bench impor
 class AgentProcess:
     """The worker of a class of checks, in a process of its own, so that a check can kill it."""
 
-    def __init__(self, checks: type, settings: WorkerSettings, url: str) -> None:
+    def __init__(self, checks: type, settings: WorkerSettings, url: str, steps: Path | None = None) -> None:
+        """Set the process up. With the folder `steps`, each driver's `open` waits at every step: see `_Stepped`."""
         table = {
             key: str(value) if isinstance(value, Path) else value
             for key, value in msgspec.structs.asdict(settings).items()
@@ -183,12 +205,13 @@ class AgentProcess:
         text = msgspec.json.encode(table | {"id": settings.worker}).decode()
         words = (inspect.getfile(checks), checks.__module__, checks.__qualname__, text, url)
         self.command = (sys.executable, "-c", _AGENT, *words)
+        self._environment = {OF_THE_AGENT: "1"} | ({} if steps is None else {STEPS: str(steps)})
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> AgentProcess:
         paths = os.pathsep.join(filter(None, sys.path))
         self._process = await asyncio.create_subprocess_exec(
-            *self.command, env=os.environ | {"PYTHONPATH": paths, OF_THE_AGENT: "1"}
+            *self.command, env=os.environ | {"PYTHONPATH": paths} | self._environment
         )
         return self
 
@@ -205,6 +228,8 @@ class AgentProcess:
 
 def main(file: str, module: str, name: str, settings: str, url: str) -> None:
     """Serve the worker of a class of checks until SIGTERM."""
+    if steps := os.environ.get(STEPS):
+        _step_opens(Path(steps))
     asyncio.run(_serve(_class_of(file, module, name)().serve, settings_from(msgspec.json.decode(settings)), url))
 
 
@@ -213,6 +238,59 @@ async def _serve(serve: Serve, settings: WorkerSettings, url: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with serve(settings, url):
         await stop.wait()
+
+
+class _Stepped:
+    """The `open` of a driver, which waits after each of its own waits.
+
+    After its wait number k it makes the file `at-k`, which names the place of that wait in the code, and goes on once
+    there is `go-k`. So a check can have things happen between any two steps of an `open`, which happens by itself only
+    on a slow or busy machine.
+    """
+
+    def __init__(self, driver: Driver, folder: Path) -> None:
+        self._open = type(driver).open(driver)
+        self._folder = folder
+
+    def __await__(self) -> Generator[Any, Any, list[Living]]:
+        inner = self._open.__await__()
+        step = partial(next, inner)
+        for number in itertools.count():
+            try:
+                waits_for = step()
+            except StopIteration as done:
+                found: list[Living] = done.value
+                return found
+            try:
+                yield waits_for
+                yield from self._wait(number).__await__()
+                step = partial(next, inner)
+            except BaseException as error:
+                step = partial(inner.throw, error)
+        raise AssertionError("count() has no end")
+
+    async def _wait(self, number: int) -> None:
+        at = self._folder / f"at-{number}"
+        place: list[str] = []
+        inner: object = self._open
+        while inspect.iscoroutine(inner) and inner.cr_frame is not None:
+            place.append(f"{inner.cr_code.co_filename}:{inner.cr_frame.f_lineno}")
+            inner = inner.cr_await
+        at.with_suffix(".new").write_text(" ".join(place))
+        at.with_suffix(".new").rename(at)
+        while not (self._folder / f"go-{number}").exists():  # noqa: ASYNC110
+            await asyncio.sleep(STEP_S)
+
+
+def _step_opens(folder: Path) -> None:
+    """Have each driver of this process open in steps."""
+    attach = Driver.attach
+
+    def attach_and_step(self: Driver, report: Report, publish: Publish) -> None:
+        attach(self, report, publish)
+        self.open = lambda: _Stepped(self, folder)  # type: ignore[method-assign,assignment,return-value]
+
+    Driver.attach = attach_and_step  # type: ignore[method-assign]
 
 
 def _class_of(file: str, module: str, name: str) -> Any:

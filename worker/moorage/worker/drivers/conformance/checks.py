@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.schemas.frames import NOT_HERE, START_FAILED
 from moorage.schemas.settings import NO_FILE, read_file
 from moorage.system.loops import loop_factory
 from moorage.worker.drivers.conformance.bench import (
@@ -38,6 +40,8 @@ PREFIX: Final = "test_"
 GRACE_S: Final = 0.5
 #: a check waits this long to see that nothing happens
 QUIET_S: Final = 0.4
+#: how often a job is placed and asked to end at once: now and then the two frames do not come together
+AT_ONCE: Final = 5
 #: as a service manager waits before it starts the agent again: a worker without a journal counts its joins in seconds
 RESTART_S: Final = 1.0
 #: a check and all that it starts may take this many times the slack, so that a driver that never closes cannot hang
@@ -61,6 +65,8 @@ class DriverChecks:
     slack_s: ClassVar[float] = 20.0
     #: how many seconds after its start a job may need before it handles or ignores the request to end
     ready_s: ClassVar[float] = QUIET_S
+    #: how many jobs `end_during_open` has, one for each place where the driver's `open` waits
+    open_jobs: ClassVar[int] = 12
     #: checks that do not apply: the name without `test_`, and the reason
     dashes: ClassVar[Mapping[str, str]] = {}
 
@@ -273,6 +279,58 @@ class DriverChecks:
 
         self._on_bench(check)
 
+    def test_end_during_open(self) -> None:
+        """A member that ends while the next agent opens the driver is reported, at whatever step of `open` it ends."""
+
+        async def check(bench: Bench) -> None:
+            names = [bench.name(f"job-{at}") for at in range(self.open_jobs)]
+            async with AgentProcess(type(self), bench.settings, bench.url) as agent:
+                await bench.joined()
+                if bench.can.fence != "supervisor" or not bench.can.outlives_agent:
+                    return  # the check knows no other way to end a member past the agent
+                for name in names:
+                    await self._place(bench, name, "hangs", slots=())
+                for name in names:
+                    await bench.heard("started", name)
+                await agent.kill()
+            await asyncio.sleep(RESTART_S)
+            steps = bench.folder / "steps"
+            steps.mkdir()
+            left, places = list(names), set[str]()
+            async with AgentProcess(type(self), bench.settings, bench.url, steps):
+                for step in itertools.count():
+                    at, seat = steps / f"at-{step}", bench.seat
+                    await until(lambda: at.exists() or len(seat.joins) > 1, self.slack_s, f"step {step} of open")  # noqa: B023
+                    if not at.exists():
+                        break
+                    if left and (place := at.read_text()) not in places:
+                        places.add(place)
+                        await bench.end_by_supervisor(left.pop())
+                    (steps / f"go-{step}").touch()
+                await bench.joined(2)
+                for name in left:
+                    await bench.end(name, GRACE_S)
+                for name in names:
+                    await bench.ended(name)
+
+        self._on_bench(check)
+
+    def test_end_at_once(self) -> None:
+        """A job that is asked to end in the turn in which it starts ends once, and its GPU runs the next job."""
+
+        async def check(bench: Bench) -> None:
+            for _ in range(AT_ONCE):
+                name = bench.name()
+                await self._place(bench, name, "hangs")  # neither waits: both frames are sent at once
+                await bench.end(name, GRACE_S)
+                assert (await bench.ended(name)).detail == "end"
+                assert bench.seat.kinds(name).count("exited") == 1
+            name = bench.name()
+            await self._place(bench, name, "exits", 0)
+            assert (await bench.ended(name)).detail == "exit"
+
+        self._run(check)
+
     def test_double_start(self) -> None:
         """A placement that is sent twice, and once more after the end, starts one member once."""
 
@@ -359,7 +417,12 @@ class DriverChecks:
             assert SECRET not in repr((seat.facts, seat.joins, seat.hellos, seat.loads, seat.renewals))
             unknown = bench.name("unknown")
             await self._place(bench, unknown, "hangs", run={"env": {"TOKEN": {"secret": "no-such"}}}, slots=(1,))
-            assert (await bench.ended(unknown)).detail.startswith("start-failed")
+            over = await until(
+                lambda: seat.fact("refused", unknown) or seat.fact("exited", unknown),
+                self.slack_s,
+                "the missing secret",
+            )
+            assert over.detail.startswith(NOT_HERE if over.kind == "refused" else START_FAILED)
             assert "started" not in seat.kinds(unknown)
 
         self._run(check)

@@ -20,6 +20,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Expire,
     Freeze,
     JobAct,
+    Lacks,
     Part,
     Preempt,
     Priority,
@@ -30,6 +31,7 @@ from moorage.scheduler.core.ledger.acts.job import (
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
 from moorage.scheduler.core.ledger.acts.tenant import (
     Cursor,
+    ForgetTenants,
     HalfLife,
     Hold,
     Limit,
@@ -41,10 +43,12 @@ from moorage.scheduler.core.ledger.acts.tenant import (
 )
 from moorage.scheduler.core.ledger.acts.worker import (
     Flag,
+    Forget,
     Gone,
     Health,
     Join,
     Known,
+    Shut,
     Unquarantine,
     Well,
     Window,
@@ -61,6 +65,8 @@ __all__ = [
     "Epoch",
     "Expire",
     "Flag",
+    "Forget",
+    "ForgetTenants",
     "Freeze",
     "Gone",
     "HalfLife",
@@ -69,6 +75,7 @@ __all__ = [
     "JobAct",
     "Join",
     "Known",
+    "Lacks",
     "LedgerAct",
     "Level",
     "Limit",
@@ -79,6 +86,7 @@ __all__ = [
     "Resize",
     "Restored",
     "Share",
+    "Shut",
     "Snapshot",
     "TenantAct",
     "Tombstone",

@@ -10,7 +10,7 @@ from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.records import BY_WORKER
+from moorage.scheduler.core.records import BY_WORKER, USAGE_LEVEL
 from moorage.scheduler.core.resizes import Resize as ResizeRow
 from moorage.scheduler.core.state import (
     AT_MS,
@@ -59,11 +59,25 @@ class Avoid(OfJob, tag="avoid"):
 
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "avoids a device for")
+        if not self.slots:
+            job.lacking = tuple(num for num in job.lacking if num != self.worker)
         others = [row for row in job.avoid if row[0] != self.worker]
         if self.slots:
             slots = dict(job.avoid).get(self.worker, 0) | self.slots
             others = [*others[-(AVOID_MAX - 1) :], (self.worker, slots)]
         job.avoid = tuple(sorted(others))
+        folding.out.jobs[job.num] = job
+
+
+class Lacks(OfJob, tag="lacks"):
+    """A worker lacks what a job needs, as its refusal says. The worker of the oldest of `AVOID_MAX` is forgotten."""
+
+    LEVEL: ClassVar[int] = 2
+    worker: int
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "finds a worker lacking for")
+        job.lacking = tuple([*(num for num in job.lacking if num != self.worker), self.worker][-AVOID_MAX:])
         folding.out.jobs[job.num] = job
 
 
@@ -124,13 +138,12 @@ class Resize(OfJob, tag="resize"):
         row = ResizeRow(folding.time, folding.seq, self.memory_mib, self.compute_percent)
         job.resizes = (*job.resizes, row)[-RESIZES_MAX:]
         state = folding.state
-        for member in state.members() if job.held else ():
-            if member.replica.job is job:
-                before, member.rate_milli = fairshare.rate_of(member), self.rate_milli
-                if state.half_life_ms:
-                    fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(member) - before)
-                folding.members[member] = None
-                folding.out.touched.append(member)
+        for member in job.members:
+            before, member.rate_milli = fairshare.rate_of(member), self.rate_milli
+            if state.half_life_ms:
+                fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(member) - before)
+            folding.members[member] = None
+            folding.out.touched.append(member)
 
 
 class Freeze(OfJob, tag="freeze"):
@@ -270,7 +283,7 @@ class Usage(Act, tag="usage"):
     A row is a tenant, a model, and one list of hours (of ledger time) with their sums, as in `UsageTable`.
     """
 
-    LEVEL: ClassVar[int] = 2
+    LEVEL: ClassVar[int] = USAGE_LEVEL
     rows: list[tuple[str, str, list[int]]]
 
     def check(self, checking: Checking) -> None:
@@ -290,4 +303,4 @@ class Usage(Act, tag="usage"):
         state.digest = (state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
-JobAct = Avoid | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used | Usage
+JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used | Usage

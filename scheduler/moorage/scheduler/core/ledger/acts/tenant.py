@@ -7,7 +7,7 @@ from typing import ClassVar
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.state import HELD, RELEASED, StandingOrder
+from moorage.scheduler.core.state import HELD, RELEASED, StandingOrder, State, Tenant
 
 
 class OfQueue(Act):
@@ -91,7 +91,8 @@ class HalfLife(Act, tag="half-life"):
 class Cursor(Act, tag="cursor"):
     """A tenant's durable queue was read up to a sequence; `which` is submit or cancel.
 
-    With submit, the cancels of unknown jobs that were queued up to there are forgotten.
+    With submit, the cancels of unknown jobs that were queued up to there are forgotten. A lower sequence than before is
+    that of another stream; what is remembered of the former one is then dropped by age.
     """
 
     tenant: str
@@ -103,6 +104,8 @@ class Cursor(Act, tag="cursor"):
         if self.which != "submit":
             tenant.cancel_cursor = self.through
             return
+        if self.through < tenant.submit_cursor:  # another stream: the sequences in tombstones say nothing about it
+            tenant.tombstones = {name: min(at, 0) or -folding.time for name, at in tenant.tombstones.items()}
         tenant.submit_cursor = self.through
         # all submits queued before such a cancel were read by now: its tombstone is no longer needed
         for name in [name for name, at in tenant.tombstones.items() if 0 < at <= self.through]:
@@ -132,4 +135,33 @@ class Untomb(Act, tag="untomb"):
         folding.tenant(self.tenant).tombstones.pop(self.name, None)
 
 
-TenantAct = Hold | Unhold | Limit | Share | HalfLife | Cursor | Tombstone | Untomb
+class ForgetTenants(Act, tag="forget-tenants"):
+    """Tenants leave memory whose rows hold nothing. If such a tenant submits again, it has a row again."""
+
+    LEVEL: ClassVar[int] = 2
+    names: list[str]
+
+    def check(self, checking: Checking) -> None:
+        for name in self.names:
+            tenant = checking.state.tenants.get(name)
+            if tenant is None or not is_blank(checking.state, tenant):
+                raise FoldError(f"act {self.tag} of tenant {name}, of which something is known")
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        for name in self.names:
+            tenant = state.tenants.pop(name)
+            folding.rows.pop(tenant, None)
+            state.digest = (state.digest - tenant.row) & 0xFFFFFFFFFFFFFFFF
+
+
+def is_blank(state: State, tenant: Tenant) -> bool:
+    """Return whether a tenant's row holds nothing.
+
+    A cursor of the durable queue is kept for good, so that no queued request is read twice.
+    """
+    holds = tenant.jobs or tenant.tombstones or tenant.ordered or tenant.submit_cursor or tenant.cancel_cursor
+    return not holds and fairshare.usage_milli(state, tenant) == 0
+
+
+TenantAct = ForgetTenants | Hold | Unhold | Limit | Share | HalfLife | Cursor | Tombstone | Untomb

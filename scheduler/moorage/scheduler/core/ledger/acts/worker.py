@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.state import POOLS_MAX, Pool, Worker
 from moorage.scheduler.core.state import Window as WorkerWindow
-from moorage.scheduler.core.state import Worker
+from moorage.schemas.reasons import STARTS_FAIL
 
 
 class OfWorker(Act):
@@ -16,7 +17,7 @@ class OfWorker(Act):
     worker: int
 
     def check(self, checking: Checking) -> None:
-        if not 0 <= self.worker < checking.workers:
+        if self.worker not in checking.workers:
             raise FoldError(f"act {self.tag} of worker {self.worker}, which is not known")
 
 
@@ -29,10 +30,9 @@ class Known(Act, tag="worker"):
 
     def check(self, checking: Checking) -> None:
         if self.id not in checking.ids and self.id not in checking.state.workers:
-            if self.worker != checking.workers:
+            if self.worker != checking.next_worker:
                 raise FoldError(f"worker number {self.worker} is not the next")
-            checking.ids.add(self.id)
-            checking.workers += 1
+            checking.add_worker(self.id, self.worker)
 
     def fold(self, folding: Folding) -> None:
         state = folding.state
@@ -40,10 +40,11 @@ class Known(Act, tag="worker"):
         if worker is not None:
             worker.machine = self.machine
         else:
-            if self.worker != len(state.worker_by_num):
+            if self.worker != state.next_worker:
                 raise FoldError(f"record {folding.seq}: worker number {self.worker} is not the next")
             worker = state.workers[self.id] = Worker(self.worker, self.id, self.machine)
-            state.worker_by_num.append(worker)
+            state.worker_by_num[worker.num] = worker
+            state.next_worker += 1
         folding.touch_worker(worker)
 
 
@@ -63,6 +64,11 @@ class Join(OfWorker, tag="join"):
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
         before = worker.hello.get("gpu_pool", [])
+        if worker.hello and _devices(worker.hello) != _devices(self.hello):
+            former = (*worker.former, Pool(folding.seq, before, bool(worker.hello.get("simulated", False))))
+            if len(former) > POOLS_MAX:  # attempts of either of the two oldest are on devices that are forgotten
+                former = (Pool(former[1].until, [], False), *former[2:])
+            worker.former = former
         worker.boot, worker.n, worker.session, worker.no, worker.hello = (
             self.boot, self.n, self.session, self.no, self.hello,
         )  # fmt: skip
@@ -73,6 +79,12 @@ class Join(OfWorker, tag="join"):
             same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
             if not same:
                 _forget_ailments(worker, 1 << slot)
+
+
+def _devices(hello: dict[str, Any]) -> tuple[object, list[tuple[object, ...]]]:
+    """Return what answers show of the devices of an attempt: whether they are simulated, and their names and memory."""
+    pool = hello.get("gpu_pool", [])
+    return hello.get("simulated", False), [(d["vendor"], d["uuid"], d["name"], d.get("memory_mib", 0)) for d in pool]
 
 
 class Gone(OfWorker, tag="gone"):
@@ -87,6 +99,37 @@ class Gone(OfWorker, tag="gone"):
         worker.left_ms, worker.left_why = folding.time, self.why
 
 
+class Forget(OfWorker, tag="forget"):
+    """A worker leaves memory. It has no session, members, flag and window, and no job in memory names it.
+
+    If it joins again, it is a new worker with another number.
+    """
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        worker = checking.state.worker_by_num.get(self.worker)
+        if worker is None or not may_be_forgotten(worker):
+            raise FoldError(f"act {self.tag} of worker {self.worker}, which is in use")
+        checking.drop_worker(self.worker)
+
+    def fold(self, folding: Folding) -> None:
+        state, worker = folding.state, folding.worker(self.worker)
+        if not may_be_forgotten(worker):
+            raise FoldError(f"record {folding.seq} forgets worker {worker.id}, which is in use")
+        del state.workers[worker.id], state.worker_by_num[worker.num]
+        del folding.rows[worker]
+        state.digest = (state.digest - worker.row) & 0xFFFFFFFFFFFFFFFF
+        folding.out.forgotten.append(worker)
+
+
+def may_be_forgotten(worker: Worker) -> bool:
+    """Return whether nothing goes on on a worker, and no order on it stands. A job in memory may name it still."""
+    return not (worker.session or worker.members or worker.flag != "open" or worker.window is not None)
+
+
 class Flag(OfWorker, tag="flag"):
     """A worker becomes open, cordoned or draining; `by` says who ordered it."""
 
@@ -96,7 +139,22 @@ class Flag(OfWorker, tag="flag"):
 
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
-        worker.flag, worker.by = self.flag, self.by
+        worker.flag, worker.by, worker.until_ms, worker.why = self.flag, self.by, 0, ""
+        folding.state.shut.pop(worker.num, None)
+
+
+class Shut(OfWorker, tag="shut"):
+    """A worker gets no jobs until a ledger ms, since starts fail there; `why` is the reason of the last one."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    until_ms: int
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.flag, worker.by, worker.until_ms, worker.why = STARTS_FAIL.name, "", self.until_ms, self.why
+        folding.state.shut[worker.num] = worker
 
 
 class Window(OfWorker, tag="window"):
@@ -170,4 +228,4 @@ def _forget_ailments(worker: Worker, mask: int) -> None:
     worker.unwell_mask &= ~mask
 
 
-WorkerAct = Known | Join | Gone | Flag | Window | Unquarantine | Health | Well
+WorkerAct = Known | Join | Gone | Forget | Flag | Shut | Window | Unquarantine | Health | Well

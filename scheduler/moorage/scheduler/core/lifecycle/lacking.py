@@ -1,0 +1,84 @@
+"""Decides when a job ends because hosts lack what it needs: a secret, user, folder, program or image.
+
+Each such refusal sends the attempt to another host, at no cost. A job that no host can start must end all the same. So
+it ends once `not_here_max` different hosts have refused it, or all that could take it. A host that joins later is a new
+one, and so is one that was restarted. The count is of the whole job, however many replicas it has. A job that has
+run somewhere is not ended: that host, or one like it, can start it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.lifecycle.refusals import avoids_all
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import CLAIMED, PLACED, Job, Member
+
+#: how many of the hosts that refused a job its end names
+NAMED_MAX: Final = 3
+_NAMES_CHARS_MAX: Final = 100
+
+
+class Hosts(NamedTuple):
+    """The hosts that lack what a job needs, by their ids, in the order of their refusals."""
+
+    ids: list[str]
+
+    def told(self, why: str) -> str:
+        """Return the last refusal's reason followed by the hosts, cut to the bound of a record's notes."""
+        more = len(self.ids) - NAMED_MAX
+        names = ", ".join(self.ids[-NAMED_MAX:])[:_NAMES_CHARS_MAX] + (f" and {more} more" if more > 0 else "")
+        tail = f" (refused by {names})"
+        return why[: NOTE_CHARS_MAX - len(tail)] + tail
+
+
+class Lacking:
+    """Counts the hosts of one fleet that lack what a job needs; `most` of them end it."""
+
+    def __init__(self, fleet: Fleet, shape_of: Callable[[Job], Shape], most: int) -> None:
+        self._fleet = fleet
+        self._shape_of = shape_of
+        self._most = most
+
+    def hosts(self, draft: Draft, member: Member) -> Hosts | None:
+        """Return the hosts that lack what the member's job needs, if the job ends with this refusal; else None.
+
+        The refusal itself must be in the draft already.
+        """
+        job = member.replica.job
+        lacking = list(dict.fromkeys([*job.lacking, *draft.lacking.get(job.num, ())]))
+        if job.started or job in draft.started or self._may_still_start(draft, member, lacking):
+            return None
+        if len(lacking) < self._most and self._others_could(draft, job, lacking):
+            return None
+        return Hosts([draft.state.worker_by_num[num].id for num in lacking])
+
+    @staticmethod
+    def _may_still_start(draft: Draft, member: Member, lacking: list[int]) -> bool:
+        """Return whether another replica is about to start on a host that has not refused the job."""
+        job = member.replica.job
+        if job.gang:
+            return False  # it ends as a whole
+        for peer in job.replicas if len(job.replicas) > 1 else ():
+            row = draft.replica(peer)
+            if row.state in (PLACED, CLAIMED) and row.member is not None and row.member.worker.num not in lacking:
+                return True
+        return False
+
+    def _others_could(self, draft: Draft, job: Job, lacking: list[int]) -> bool:
+        """Return whether the hosts that have not refused the job could hold it, if they were empty."""
+        out, shape = set(lacking), self._shape_of(job)
+        for num, _ in job.avoid:
+            if avoids_all(job, draft.state.worker_by_num[num]):
+                out.add(num)
+        missing = shape.together
+        for cls, _ in self._fleet.capable(shape):
+            for alike in cls.sizes.values():
+                left = len(alike) - sum(num in alike for num in out)
+                missing -= left * next(iter(alike.values())).replicas_of(shape, "ever") if left else 0
+                if missing <= 0:
+                    return True
+        return False

@@ -1,0 +1,119 @@
+"""Closes a host for a while on which jobs fail to start, so that it does not fail a whole queue.
+
+A host that cannot start jobs is free again at once, and so would be given the next job. It is closed after several jobs
+in a row that failed to start there within seconds, if that is not the jobs' fault: they have since started on another
+host, or belong to two tenants. One tenant's jobs that start nowhere close no host. A start there ends the row.
+
+Which jobs failed where is known to this process alone. That a host is closed, and until when, is in the ledger.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.began import began_ms
+from moorage.scheduler.core.config import FAILED_KEPT_MAX
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger.acts import Flag, Shut
+from moorage.scheduler.core.lifecycle.flags import set_flag
+from moorage.scheduler.core.state import Job, Member, State, Worker
+from moorage.schemas.frames import Fact
+from moorage.schemas.printable import shown
+from moorage.schemas.reasons import STARTS_FAIL
+
+#: a start that fails later than this after its placement is no evidence against its host
+SOON_MS: Final = 10_000
+#: for how long a host is closed the first time; each further time without a start between twice as long, up to a bound
+CLOSED_MS: Final = 60_000
+CLOSED_MS_MAX: Final = 30 * 60_000
+WHY_CHARS_MAX: Final = 120
+
+
+class _Failed:
+    """A job that failed to start on a host: its tenant, and whether it has started on another host since."""
+
+    __slots__ = ("started", "tenant")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.started = False
+
+
+class Starts:
+    """Counts the failed starts of each host; `most` jobs close it."""
+
+    def __init__(self, state: State, fleet: Fleet, most: int) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._most = most
+        #: by worker number: by job number, the newest `FAILED_KEPT_MAX` jobs that failed there since the last start
+        self._failed: dict[int, dict[int, _Failed]] = {}
+        self._times: dict[int, int] = {}  # by worker number: how often it was closed since the last start there
+        self._why: dict[int, str] = {}  # by worker number: why the last job failed there
+
+    @property
+    def watches(self) -> bool:
+        """Whether starts must be told to `heard`: some host has failed to start a job since its last start."""
+        return bool(self._failed or self._times)
+
+    def heard(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
+        """Take the starts among a worker's reports: they end its row, and clear their jobs of earlier failures."""
+        for fact in facts:
+            if fact.kind != "started":
+                continue
+            member = worker.members.get((fact.tenant, fact.job, fact.replica, fact.fence))
+            if member is not None and member not in draft.gone:
+                self.left(worker)
+                self._started(draft, member.replica.job)
+
+    def _started(self, draft: Draft, job: Job) -> None:
+        for num, row in list(self._failed.items()):
+            failed = row.get(job.num)
+            if failed is not None and not failed.started:
+                failed.started = True
+                self._judge(draft, self._state.worker_by_num[num])
+
+    def failed(self, draft: Draft, member: Member, why: str) -> None:
+        """Note that a member failed to start on its worker, if that took no longer than `SOON_MS`."""
+        if draft.time_ms - began_ms(member, 0) > SOON_MS:
+            return
+        worker, job = member.worker, member.replica.job
+        row = self._failed.setdefault(worker.num, {})
+        row[job.num] = row.pop(job.num) if job.num in row else _Failed(job.tenant)
+        if len(row) > FAILED_KEPT_MAX:
+            del row[next(iter(row))]
+        self._why[worker.num] = why
+        self._judge(draft, worker)
+
+    def left(self, worker: Worker) -> None:
+        """Forget what failed on a worker: a job has started there, its session is over, or an operator opens it."""
+        for table in (self._failed, self._times, self._why):
+            table.pop(worker.num, None)
+
+    def mended(self, draft: Draft, worker: Worker) -> None:
+        """Open a worker that starts fail on, because it was restarted or has changed its description."""
+        if draft.worker(worker).flag == STARTS_FAIL.name:
+            set_flag(draft, self._fleet, worker, Flag(worker.num, "open", ""))
+
+    def pass_time(self, draft: Draft) -> None:
+        """Open the workers whose time is over."""
+        for worker in list(self._state.shut.values()):
+            if draft.time_ms >= worker.until_ms and not draft.full:
+                self.mended(draft, worker)
+
+    def _judge(self, draft: Draft, worker: Worker) -> None:
+        row = self._failed[worker.num].values()
+        tenants = {failed.tenant for failed in row}
+        is_the_hosts = sum(failed.started for failed in row) >= self._most or (
+            len(row) >= self._most and len(tenants) > 1
+        )
+        open_now = draft.worker(worker).flag == "open" and draft.worker(worker).session
+        if not is_the_hosts or not open_now or not draft.level_allows(Shut.LEVEL):
+            return
+        times = self._times.get(worker.num, 0)
+        until_ms = draft.time_ms + min(CLOSED_MS << min(times, 16), CLOSED_MS_MAX)
+        why = shown(self._why[worker.num])[:WHY_CHARS_MAX]
+        set_flag(draft, self._fleet, worker, Shut(worker.num, until_ms, why))
+        self._times[worker.num] = times + 1
+        del self._failed[worker.num]

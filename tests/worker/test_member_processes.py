@@ -1,0 +1,49 @@
+"""Which member a process is charged to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from moorage.worker.member_messages import MemberName
+from moorage.worker.member_processes import MemberProcesses
+
+NAME: MemberName = ("acme", "victim", 0, 1, 7)
+MARKS = {
+    "MOORAGE_TENANT": "acme",
+    "MOORAGE_JOB": "victim",
+    "MOORAGE_REPLICA": "0",
+    "MOORAGE_ATTEMPT": "1",
+    "MOORAGE_FENCE": "7",
+}
+
+
+def test_marks_count_only_below_the_supervisor() -> None:
+    with (
+        subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True) as victim,
+        subprocess.Popen(["sleep", "1000"], env=MARKS, start_new_session=True) as other,
+    ):
+        members = MemberProcesses()
+        members.started(NAME, victim.pid)
+        below = members.members_of([victim.pid, other.pid], supervisor=os.getpid())
+        elsewhere = members.members_of([victim.pid, other.pid], supervisor=victim.pid)
+        victim.kill()
+        other.kill()
+    assert below == {victim.pid: NAME, other.pid: NAME}
+    assert elsewhere == {victim.pid: NAME}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of another user")
+def test_marks_of_another_user_s_process_are_not_believed() -> None:
+    with (
+        subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True) as victim,
+        subprocess.Popen(["sleep", "1000"], env=MARKS, start_new_session=True, user=65534) as forger,
+    ):
+        members = MemberProcesses()
+        members.started(NAME, victim.pid)
+        found = members.members_of([victim.pid, forger.pid], supervisor=os.getpid())
+        victim.kill()
+        forger.kill()
+    assert found == {victim.pid: NAME, forger.pid: None}
