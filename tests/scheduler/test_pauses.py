@@ -144,7 +144,7 @@ def test_a_sweep_of_the_queue_goes_on_where_it_stopped() -> None:
     while not queue.sweep(lambda num: num in gone, lambda item: item != entry(50, 0), 16):
         swept += 1
         if swept == 2:  # between two parts somebody is placed, and another comes
-            line = queue.groups[(-50, shape.index, "")]
+            line = queue.groups[(-50, shape.index, "t")]
             placed = queue.pop(line)
             queue.add(50, shape, entry(200, 0), "t")
     assert swept >= 4

@@ -355,8 +355,13 @@ class Reserving:
         if own is None:
             return []
         guaranteed, priority, _ = order.key(own)
-        keys = [(order.key(group), group) for group in order.queue.groups.values() if group.entries]
-        return [group for key, group in keys if key[1] < priority and key[0] <= guaranteed]
+        # most groups are of no higher priority, which without ageing needs no key: there may be thousands
+        higher = [
+            group
+            for group in order.queue.groups.values()
+            if group.entries and (order.ageing is not None or group.priority > held.priority)
+        ]
+        return [group for group in higher if (key := order.key(group))[1] < priority and key[0] <= guaranteed]
 
     def _reserve_for_first(self, draft: Draft, groups: list[Group]) -> None:
         """Reserve hosts for the first overdue job of these groups, in place of any reservation, if some can hold it."""
