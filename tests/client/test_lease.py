@@ -109,7 +109,7 @@ class Borrower:
 
 
 @contextlib.asynccontextmanager
-async def borrower(socket: Path, gpu: str = "1xany", how: str = "plain", *more: str) -> AsyncIterator[Borrower]:
+async def borrower(socket: Path, gpu: str = "1x", how: str = "plain", *more: str) -> AsyncIterator[Borrower]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -259,7 +259,7 @@ async def test_an_agent_that_leaves_asks_back_with_reason_and_deadline(
 ) -> None:
     async with (
         world(nats_server, unique) as w,
-        borrower(w.socket, "1xany", "sync", w.made.url) as polite,
+        borrower(w.socket, "1x", "sync", w.made.url) as polite,
         borrower(w.socket) as other,
     ):
         assert (await polite.line())[0] == (await other.line())[0] == "held"
@@ -278,7 +278,7 @@ async def test_an_agent_that_leaves_asks_back_with_reason_and_deadline(
 async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_back(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
-    async with world(nats_server, unique) as w, borrower(w.socket, "1xany", "sync", w.made.url) as process:
+    async with world(nats_server, unique) as w, borrower(w.socket, "1x", "sync", w.made.url) as process:
         assert (await process.line())[0] == "held"
         await w.moorage.drain("w1")
         await process.is_asked("the worker is drained", 3600)
@@ -301,7 +301,7 @@ async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_ba
 async def test_a_borrower_that_does_not_give_back_loses_nobody_elses_devices(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
-    async with world(nats_server, unique) as w, borrower(w.socket, "1xany", "stubborn") as stubborn:
+    async with world(nats_server, unique) as w, borrower(w.socket, "1x", "stubborn") as stubborn:
         assert (await stubborn.line())[0] == "held"
         assert await recall(w.socket, "now", 0.0) == 1
         await until(w.shows("!·"), what="its device is marked; it is not ended")
@@ -397,12 +397,12 @@ async def test_another_user_may_not_borrow_unless_the_worker_says_so(nats_server
     async with world(nats_server, unique) as w:
         for folder in (w.made.folder, w.state):
             folder.chmod(0o711)
-        async with borrower(w.socket, "1xany", "nobody") as process:
+        async with borrower(w.socket, "1x", "nobody") as process:
             assert (await process.line())[:3] == ["error", "NotPermitted", "not-permitted"]
         await w.agent.terminate()
         await w.start(lease_uids=(NOBODY,), lease_gid=NOBODY)
         w.state.chmod(0o711)
-        async with borrower(w.socket, "1xany", "nobody") as process:
+        async with borrower(w.socket, "1x", "nobody") as process:
             assert (await process.line())[0] == "held"
 
 

@@ -62,7 +62,7 @@ def test_a_model_that_only_a_device_of_another_mode_has_in_whole_words_is_no_bet
         for index, name in enumerate(names)
     ]
     drive.worker("w0", gpu_pool=devices)
-    drive.submit("j", gpu={"model": "A10"})
+    drive.submit("j", gpu={"model": "~A10"})
     assert drive.slots("j") == [1]
 
 

@@ -398,6 +398,7 @@ class SimulatedSupervised:
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self.identity = supervisor.identity
+        self.controllers: tuple[str, ...] = ()
         self._process: Process | None = None
         self._events: list[Event] = []
         self._some = asyncio.Event()

@@ -81,7 +81,7 @@ class HolderProcess:
 
 
 @contextlib.asynccontextmanager
-async def holder(path: Path, gpu: str = "1xany", how: str = "plain") -> AsyncIterator[HolderProcess]:
+async def holder(path: Path, gpu: str = "1x", how: str = "plain") -> AsyncIterator[HolderProcess]:
     roots = os.pathsep.join(str(Path(root).parent) for root in moorage.__path__)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -441,7 +441,7 @@ async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypa
 async def test_leaving_asks_back_and_refuses_who_waits() -> None:
     async with lender("1xH100") as w, holder(w.path) as process:
         assert (await process.line())[0] == "held"
-        waiting = asyncio.create_task(_uuids(w.path, "1xany"))
+        waiting = asyncio.create_task(_uuids(w.path, "1x"))
         await until(lambda: w.pool.pending_claimers() == 1, what="another waits")
         await w.server.leave("the agent stops", 10.0)  # returns as soon as it is given back
         assert await process.line() == ["asked", "the", "agent", "stops"]
@@ -519,7 +519,7 @@ async def test_an_agent_that_accepts_nothing_blocks_neither_borrowers_nor_the_ne
         inventory = SimulatedInventory(simulated_hosts("1xH100")[0])
         with pytest.raises(OSError, match="another agent lends"):
             await LeaseServer("w1", GpuPool(inventory.devices()), inventory).open(path)
-        late = asyncio.create_task(_uuids(path, "1xany"))
+        late = asyncio.create_task(_uuids(path, "1x"))
         stopped.setblocking(False)
         accepted, _ = await asyncio.get_running_loop().sock_accept(stopped)
         accepted.close()

@@ -352,8 +352,8 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
         raise ValueError(f"not a GPU token: {token!r}; memory has a unit: {with_unit}{as_count}")
     if not text or found is None:
         raise ValueError(f"not a GPU token: {token!r}; {_LOOKS_LIKE}")
-    if re.fullmatch(r"\d+x(\d+x?)?", text):
-        raise ValueError(f"not a GPU token: {token!r}; a model is missing: {text.rstrip('x')}xany")
+    if re.fullmatch(r"\d+x\d+", text):
+        raise ValueError(f"not a GPU token: {token!r}; a model is missing: {text}xany")
     models = [part.strip() for part in found["models"].split("|")] if found["models"] else []
     if "," in found["models"]:
         meant = re.sub(r" *, *", "|", text)

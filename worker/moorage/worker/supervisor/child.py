@@ -130,9 +130,9 @@ def why_not(child: Child, stage: str, number: int) -> str:
         )
         why = f"no {program} {where}, or not what its first line names (without CR LF)"
     else:
-        path = _told(child.search.encode(_ENCODING, _ENCODING_ERRORS))
-        named = "python3" if child.argv[0] == b"python" else "a path"
-        why = f"no program {program} in PATH {path} on the worker; name it as {named} there, or set PATH with --env"
+        why = f"no program {program} in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
+        if child.argv[0] == b"python":
+            why += "; many hosts have only python3: name that, or the python of an environment by its path"
     if len(child.argv) == 1 and b" " in child.argv[0]:
         why += "; it is one word: leave the quotes out, or use sh -c"
     return why
