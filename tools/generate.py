@@ -1,5 +1,5 @@
 """Make from the code what repeats it: the protocol page, the states, `reference_pages`, the
-configurations of `deploy/nats`, the lists of decisions and notes, the README's figures, and the client without `await`.
+configurations of `deploy/nats`, the list of notes, the README's figures, and the client without `await`.
 
 `python -m tools.generate` writes them, `--check` fails when what stands there is not what the code says, `--schemas`
 writes the JSON schemas for the site.
@@ -17,10 +17,10 @@ from moorage.bus.site import shipped
 from moorage.cli.framework.settings import example_file
 from moorage.schemas.described import json_schema
 from moorage.schemas.job import Request
-from tools import decision_pages, reference_pages
+from tools import lab_notes, reference_pages
 from tools.examples_of_frames import EXAMPLES
 from tools.protocol_page import protocol
-from tools.python_page import python_api
+from tools.python_page import extending, python_api
 from tools.readme_figures import README, readme
 from tools.sync_twin import TARGET, sync_twin
 
@@ -46,9 +46,9 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "cli.md": HEAD + reference_pages.command(),
         DOCS / "reference" / "permissions.md": HEAD + reference_pages.permissions(),
         DOCS / "reference" / "python.md": HEAD + python_api(),
+        DOCS / "reference" / "extending.md": HEAD + extending(),
         DOCS / "reference" / "settings.md": HEAD + reference_pages.settings(),
-        DOCS / "decisions" / "index.md": HEAD + decision_pages.decisions(),
-        DOCS.parent / "bench" / "notes" / "README.md": HEAD + decision_pages.notes(),
+        DOCS.parent / "bench" / "notes" / "README.md": HEAD + lab_notes.listed(),
         DOCS / "examples" / "moorage.toml": example_file(),
         TARGET: sync_twin(),
         README: readme(),

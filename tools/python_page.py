@@ -1,4 +1,4 @@
-"""The Python reference: every public name of the SDK with its fields, types, defaults and docstrings, as Markdown."""
+"""The Python reference and the page for extensions: public names with fields, types, defaults and docstrings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +24,9 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.handler_context": ("HandlerContext", "HandlerCancelled"),
     "moorage.worker.leases.client": ("borrow", "BorrowedLease", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),
+}
+#: names for drivers and rankers of one's own, by module: the page `reference/extending.md`
+EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.drivers.base": ("Driver", "Assignment"),
     "moorage.worker.drivers.kit": ("Kit",),
     "moorage.schemas.capabilities": ("Capabilities",),
@@ -34,6 +37,8 @@ OPERATOR_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.client.admin": ("Admin",),
     "moorage.schemas.operate": ("Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
 }
+STEPS: Final = "Steps of a job"
+ERRORS: Final = "What it raises"
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     "The client": ("moorage.client.client", "moorage.client.sync"),
@@ -45,8 +50,8 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.schemas.frames.told",
     ),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
-    "Steps of a job": ("moorage.client.steps",),
-    "What it raises": ("moorage.client.errors",),
+    STEPS: ("moorage.client.steps",),
+    ERRORS: ("moorage.client.errors",),
     "For your tests": (
         "moorage.client.sim_fleet",
         "moorage.client.sim_driver",
@@ -61,7 +66,19 @@ CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "Si
 #: what other parts of moorage call, and no user does
 INTERNAL: Final[dict[str, frozenset[str]]] = {
     "AsyncClient": frozenset({"again", "link", "subscribe", "subscribe_ahead", "act"}),
-}
+    "GpuSpec": frozenset({"trouble", "levels_required", "enforced", "models", "effective_vendor", "slice_profile"}),
+    "Request": frozenset({
+        "with_part", "effective_gpu", "trouble", "blocks", "image", "device_ids", "driver_fault", "active_alone",
+        "workload",
+    }),
+    "Run": frozenset({"needs_folder"}),
+    "Share": frozenset({"has_compute"}),
+    "WorkerSettings": frozenset({
+        "modes_offered", "kept_devices", "freezes_after_s", "controller", "modes_lent",
+    }),
+}  # fmt: skip
+#: its fields have a page of their own
+FIELDS_ELSEWHERE: Final = {"WorkerSettings": "the keys of [`[worker]`](settings.md#worker)"}
 HEAD: Final = """# Python
 
 Names of the SDK are imported from `moorage.client`. Start with [`AsyncClient`](#asyncclient), or with
@@ -69,24 +86,75 @@ Names of the SDK are imported from `moorage.client`. Start with [`AsyncClient`](
 [what `submit` takes](#what-submit-takes-by-name).
 """
 SUBMIT_TAKES: Final = "What submit takes by name"
+EXTENDING_HEAD: Final = """# Extending
 
+What drivers and rankers of your own are made of. How to begin:
+[write your own driver](../how-to/write-your-own-driver.md),
+[write your own ranking](../how-to/write-your-own-ranking.md).
+What a service imports is on the page [Python](python.md).
+
+"""
+
+#: the SDK's names that have a heading: steps and errors are rows of a table
+_HEADED: Final = frozenset(
+    name
+    for name in moorage.client.__all__
+    if getattr(getattr(moorage.client, name), "__module__", "") not in ("moorage.client.steps", "moorage.client.errors")
+    or name in ("Step", "ClientError")
+)
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
 _STARS: Final[dict[Any, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def python_api() -> str:
-    """The page."""
+    """The page of what a service imports."""
     parts = [HEAD]
     for title, public in client_groups().items():
         parts.append(f"## {title}\n")
         if title == "A request":
             parts.append(_what_submit_takes())
-        parts += [_described(name, getattr(moorage.client, name)) for name in public]
-    for title, api in (("An operator's orders", OPERATOR_API), ("The worker's and the scheduler's side", WORKER_API)):
-        parts.append(f"## {title}\n")
-        for module, names in api.items():
-            parts += [_described(name, getattr(import_module(module), name), module) for name in names]
+        if title == STEPS:
+            parts.append(_steps(public))
+        elif title == ERRORS:
+            parts.append(_errors(public))
+        else:
+            parts += [_described(name, getattr(moorage.client, name)) for name in public]
+    for title, api in (("An operator's orders", OPERATOR_API), ("The worker's side", WORKER_API)):
+        parts += [f"## {title}\n", *_of_modules(api)]
+    return _page(parts)
+
+
+def extending() -> str:
+    """The page of what drivers and rankers are made of. The SDK's names have their headings on the page Python."""
+    return _page([EXTENDING_HEAD, *_of_modules(EXTENDING_API, level=2)]).replace("](#", "](python.md#")
+
+
+def _page(parts: list[str]) -> str:
     return _BLANK_LINES.sub("\n\n", "\n".join(parts)).rstrip() + "\n"
+
+
+def _of_modules(api: dict[str, tuple[str, ...]], *, level: int = 3) -> Iterator[str]:
+    for module, names in api.items():
+        for name in names:
+            yield _described(name, getattr(import_module(module), name), module, level=level)
+
+
+def _steps(names: list[str]) -> str:
+    """The common fields of all steps, then a table of their classes."""
+    rows = [(f"`{name}`", _doc(getattr(moorage.client, name))) for name in names if name != "Step"]
+    return _described("Step", moorage.client.Step) + "\n\n" + _lines([("class", "when"), *rows]) + "\n"
+
+
+def _errors(names: list[str]) -> str:
+    """The base of all errors, then a table of the others: what each builds on, when it is raised, and what it has."""
+    rows = [("class", "is a", "raised when, and what it has besides")]
+    for name in names:
+        error = getattr(moorage.client, name)
+        if error is not moorage.client.ClientError:
+            own = [f"`{member}`: {_doc(value)}" for member, value in vars(error).items() if isinstance(value, property)]
+            bases = [base.__name__ for base in error.__bases__]
+            rows.append((f"`{name}`", ", ".join(f"`{base}`" for base in bases), " ".join([_doc(error), *own])))
+    return _described("ClientError", moorage.client.ClientError) + "\n\n" + _lines(rows) + "\n"
 
 
 def client_groups() -> dict[str, list[str]]:
@@ -116,13 +184,13 @@ def _what_submit_takes() -> str:
     )
 
 
-def _described(name: str, public: Any, module: str = "") -> str:
-    parts = [f"### {name}\n"]
+def _described(name: str, public: Any, module: str = "", *, level: int = 3) -> str:
+    parts = [f"{'#' * level} {name}\n"]
     if module:
         parts.append(f"`from {module} import {name}`\n")
     if name in TWINS:
         twin = TWINS[name]
-        parts.append(f"The methods of [`{twin}`](#{twin.lower()}), without `await`.\n")
+        parts.append(f"What [`{twin}`](#{twin.lower()}) has, without `await`.\n")
         return "\n".join(parts)
     if not inspect.isclass(public):
         if inspect.isfunction(public):
@@ -131,33 +199,43 @@ def _described(name: str, public: Any, module: str = "") -> str:
         else:
             parts.append(f"One of {python_type(public)}.\n")
         return "\n".join(parts)
-    rows = list(_fields(public))
     if name in CONSTRUCTED:
         parts.append(_signature(name, vars(public).get("__init__", public.__init__), drop_self=True))
     parts.append(_doc(public))
-    if rows:
+    if name in FIELDS_ELSEWHERE:
+        parts.append(f"Its fields are {FIELDS_ELSEWHERE[name]}.\n")
+    elif rows := list(_fields(public)):
         parts.append(_table(rows) + "\n")
-    parts += _members(name, public)
+    members = dict(_members(name, public))
+    if properties := [row for member, found in members.items() if (row := _property(member, found))]:
+        parts.append(_lines([("property", "type", "what"), *properties]) + "\n")
+    for member, value in members.items():
+        found = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if inspect.isfunction(found):
+            is_method = not isinstance(value, staticmethod)
+            parts.append(f"{'#' * level}# {name}.{member}\n")
+            parts.append(f"{_signature(member, found, drop_self=is_method)}\n{_doc(found)}")
     return "\n".join(parts)
 
 
-def _members(name: str, public: type) -> Iterator[str]:
+def _members(name: str, public: type) -> Iterator[tuple[str, Any]]:
     """Its public properties and methods, those of its bases in moorage as well, in the order of the sources."""
     seen = set(INTERNAL.get(name, ()))
     for base in public.__mro__:
         if not base.__module__.startswith("moorage.") or (base is not public and issubclass(base, msgspec.Struct)):
             continue
         for member, value in vars(base).items():
-            if member.startswith("_") or member in seen:
-                continue
-            seen.add(member)
-            found = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-            if isinstance(found, property) and inspect.getdoc(found):
-                hint = found.fget.__annotations__.get("return", "") if found.fget is not None else ""
-                yield f"#### {name}.{member}\n\nProperty: `{hint}`.\n\n{_doc(found)}"
-            elif inspect.isfunction(found) and inspect.getdoc(found):
-                is_method = not isinstance(value, staticmethod)
-                yield f"#### {name}.{member}\n\n{_signature(member, found, drop_self=is_method)}\n{_doc(found)}"
+            if not member.startswith("_") and member not in seen:
+                seen.add(member)
+                if inspect.getdoc(value.__func__ if isinstance(value, classmethod | staticmethod) else value):
+                    yield member, value
+
+
+def _property(name: str, found: Any) -> tuple[str, str, str] | None:
+    if not isinstance(found, property):
+        return None
+    hint = found.fget.__annotations__.get("return", "") if found.fget is not None else ""
+    return f"`{name}`", f"`{hint}`", _doc(found)
 
 
 def _doc(of: Any) -> str:
@@ -186,8 +264,19 @@ def _signature(name: str, function: Any, *, drop_self: bool = False) -> str:
     begin = "" if function.__name__ == "__init__" else awaited
     line = f"{begin}{name}({', '.join(words)}){returned}"
     if len(line) > 100:
-        line = f"{begin}{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){returned}"
+        line = f"{begin}{name}(\n{_filled(words)}){returned}"
     return f'```python title="signature"\n{line}\n```\n'
+
+
+def _filled(words: list[str]) -> str:
+    """Arguments in lines of at most 100 characters."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) < 98:
+            lines[-1] += f" {word},"
+        else:
+            lines.append(f"    {word},")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _fields(public: type) -> Iterator[tuple[str, str, str, str]]:
@@ -249,7 +338,7 @@ def python_type(kind: Any) -> str:
         each = ", ".join(python_type(one) for one in inner if one is not Ellipsis)
         return f"`{getattr(origin, '__name__', origin)}` of {each}"
     name = getattr(kind, "__name__", str(kind))
-    return f"[`{name}`](#{name.lower()})" if name in moorage.client.__all__ else f"`{name}`"
+    return f"[`{name}`](#{name.lower()})" if name in _HEADED else f"`{name}`"
 
 
 def _bounds(extra: tuple[Any, ...]) -> str:
@@ -267,7 +356,12 @@ def _bounds(extra: tuple[Any, ...]) -> str:
 
 def _table(rows: list[tuple[str, str, str, str]]) -> str:
     wide = 4 if any(row[3] for row in rows) else 3
-    lines = [("name", "type", "default", "what")[:wide], ("---",) * wide, *(row[:wide] for row in rows)]
+    return _lines([("name", "type", "default", "what")[:wide], *(row[:wide] for row in rows)])
+
+
+def _lines(rows: Sequence[tuple[str, ...]]) -> str:
+    """A table; the first row is its head."""
+    lines = [rows[0], ("---",) * len(rows[0]), *rows[1:]]
     return "\n".join(
         "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |" for line in lines
     )

@@ -1,6 +1,6 @@
 """Puts the worker's compiled programs into the wheel, or into the sources where the installation is editable.
 
-They are two small C programs (decisions 0118 and 0147) and the limiter, a library (0157), built wherever there is a C
+They are two small C programs (decisions 0118 and 0140) and the limiter, a library (0157), built wherever there is a C
 compiler, by `pip install .` and `pip install -e .` alike. Without a compiler the wheel is pure Python: a worker starts
 jobs more slowly, its containers get no secrets, and it has no limiter.
 """

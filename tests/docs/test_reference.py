@@ -12,11 +12,14 @@ import moorage.client
 from moorage.cli.framework import exit_codes
 from moorage.cli.framework.codes import ends, error_codes, reasons
 from moorage.cli.verbs import VERBS
+from moorage.client.errors import ClientError
 from moorage.client.fields import FIELDS
+from moorage.client.steps import Step
 from moorage.schemas import frames
 from moorage.schemas.job import STATES
 from moorage.schemas.roles import ROLES, names
 from moorage.schemas.subjects import Subjects
+from moorage.worker.settings import WorkerSettings
 from tests.docs.markdown import DOCS
 from tools import python_page, reference_pages
 
@@ -77,11 +80,24 @@ def test_every_public_name_of_the_sdk_is_on_its_page_with_its_words_and_fields()
     assert ":::" not in text, "what is only filled in when the site is built is missing on every other"
     for name in moorage.client.__all__:
         public, entry = getattr(moorage.client, name), _entry(name)
+        words = (getattr(public, "__doc__", "") or "").split("\n")[0]
+        if isinstance(public, type) and issubclass(public, Step | ClientError) and public not in (Step, ClientError):
+            assert re.search(rf"^\| `{name}` \| .*{re.escape(words)}", text, re.MULTILINE), f"{name} has no row"
+            assert getattr(public, "__struct_fields__", ()) in ((), Step.__struct_fields__), name
+            continue
         assert entry.strip(), name
         if isinstance(public, type) and issubclass(public, msgspec.Struct):
-            rows = re.findall(r"^\| `(\w+)` \| [`\[]", entry, re.MULTILINE)
+            rows = re.findall(r"^\| `(\w+)` \| [`\[]", entry.partition("| property |")[0], re.MULTILINE)
             assert set(rows) == {field.name for field in msgspec.structs.fields(public)}, name
-        assert (getattr(public, "__doc__", "") or "").split("\n")[0] in entry or name in python_page.TWINS, name
+        assert words in entry or name in python_page.TWINS, name
+
+
+def test_what_drivers_and_rankers_are_made_of_is_on_a_page_of_its_own() -> None:
+    page = reference("extending")
+    for module, members in python_page.EXTENDING_API.items():
+        for name in members:
+            assert f"\n## {name}\n\n`from {module} import {name}`\n" in page
+    assert "\n### Driver.start\n" in page
 
 
 def test_what_submit_takes_by_name_is_a_table() -> None:
@@ -93,10 +109,11 @@ def test_what_submit_takes_by_name_is_a_table() -> None:
 def test_what_only_moorage_calls_is_not_on_the_python_page() -> None:
     text = reference("python")
     for name, members in python_page.INTERNAL.items():
-        public = getattr(moorage.client, name)
+        public = getattr(moorage.client, name, WorkerSettings)
         for member in members:
             assert hasattr(public, member), f"{name}.{member} is gone"
             assert f"#### {name}.{member}\n" not in text
+            assert f"| `{member}` |" not in _entry(name).partition("| property |")[2], f"{name}.{member}"
 
 
 def test_every_page_has_its_place_on_the_site_and_every_place_a_page() -> None:

@@ -1,7 +1,7 @@
 """Handlers (functions of a service that workers call): the request for a call, its progress, and its result.
 
 The worker's side is `moorage.worker.embed`. A result is in the tenant's bucket before its job is SUCCEEDED (decision
-0129). A small result is also sent to all clients that wait for results, and on the job's log subject. A client that
+0004). A small result is also sent to all clients that wait for results, and on the job's log subject. A client that
 received it there does not read the bucket.
 """
 

@@ -1,9 +1,9 @@
 """Names the tuple hash with which records' digests are made: the ledger names it, and each Python must compute it.
 
-A digest is a sum of `hash((int, ...))`, which is CPython's own (decision 0002): the same from CPython 3.8 on, on 64-bit
+A digest is a sum of `hash((int, ...))`, which is CPython's own (decision 0003): the same from CPython 3.8 on, on 64-bit
 builds. A Python with another hash could neither follow such a ledger nor read its backup, and its digests would look
 like a damaged ledger. So each epoch record names the hash, a scheduler with another hash says so, and `moorage admin
-restore --rehash` makes a ledger with new digests (decision 0102).
+restore --rehash` makes a ledger with new digests (decision 0003).
 """
 
 from __future__ import annotations
