@@ -57,7 +57,7 @@ async def test_a_line_of_progress_says_when_it_was_and_not_how_long_one_looks(no
     accepted, *_, ended = [line for line in ran.err.splitlines() if line.startswith("j  ")]
     assert accepted == "j  ACCEPTED  0ms"
     assert re.fullmatch(r"j  SUCCEEDED  on sim-000\d sim  [1-9]\d*[smh]\w*", ended), ended
-    assert ["simulated", "sim"] in (await node.run("show", "j", tenant=unique)).rows, "without GPUs, too"
+    assert ["simulated", "yes"] in (await node.run("show", "j", tenant=unique)).rows, "without GPUs, too"
     async with on_a_terminal("logs", "j", env=node.env(unique)) as (process, terminal):
         assert await process.wait() == 0
         drawn = read_all(terminal)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 NOT_FOR_ONE_SHOT = {
-    "aiohttp",
     "difflib",
     "moorage.bus.jetstream",
     "moorage.client.follow.gather",

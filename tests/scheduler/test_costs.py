@@ -91,9 +91,9 @@ ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "drain": ("drain", "", _of_workers("drain")),
     "drain later": ("drain", "", _of_workers("drain", from_s=600)),
 }
-#: the first order for a tenant walks the queue once, to give it groups of its own; the first resize after a host came
-#: or left sums up the fleet once
-WALKS = {"first for a tenant", "first resize"}
+#: the first resize after a host came or left sums up the fleet once; what may give room to jobs that wait has each
+#: tenant's queue group looked at again
+WALKS = {"first for a tenant", "first resize", "resize", "uncordon"}
 #: an order of which a ledger has one a release
 ONCE = {"feature-level"}
 

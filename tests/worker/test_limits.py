@@ -23,7 +23,7 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Run
 from moorage.system.proctree import all_processes
-from moorage.worker.attempt_folders import FolderUnavailable
+from moorage.worker.attempt_folders import NoFolder
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_config import Image, config_of
 from moorage.worker.drivers.docker import DockerSettings
@@ -221,7 +221,7 @@ def test_another_user_reaches_its_segment_and_the_library(tmp_path: Path) -> Non
     (tmp_path / "state").chmod(0o700)
     parents = [each for each in tmp_path.parents if not each.stat().st_mode & stat.S_IXOTH]
     if parents:
-        with pytest.raises(FolderUnavailable, match="lets no other user enter"):
+        with pytest.raises(NoFolder, match="lets no other user enter"):
             one.of_process(NAME, *HALF, "nobody")
         one._segments[NAME].close()
         for each in parents:

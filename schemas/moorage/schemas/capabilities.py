@@ -79,7 +79,9 @@ UP_TO_0_2: Final[Mapping[str, Capabilities]] = {
         needs_argv=True, keeps_output=True, ends_streams=True, outlives_agent=True, fence="supervisor"
     ),
     "noop": Capabilities(keeps_output=True, uses_devices=False, simulated_only=True),
-    "handler": Capabilities(ends_streams=True, returns_value=True, uses_devices=False, config=["input"]),
+    "handler": Capabilities(
+        ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False, config=["input"]
+    ),
 }
 
 
