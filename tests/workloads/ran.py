@@ -34,16 +34,25 @@ class Asks(Protocol):
 
 
 class Ran:
-    """The runs of a case; one that was frozen, or was asked to end, says nothing."""
+    """The runs of a case; one that was frozen, or was asked to end, says nothing.
 
-    def __init__(self) -> None:
+    `forgets`: the scheduler's table of them is so small that it may have forgotten any.
+    """
+
+    def __init__(self, *, forgets: bool) -> None:
+        self._forgets = forgets
         self._running: dict[tuple[str, str, int], Run] = {}
+        self._frozen: set[tuple[str, str, int]] = set()
         self._runs: list[Run] = []
 
     def see(self, name: tuple[str, str, int], state: str, gpus: int, now_ms: int) -> None:
         """Take one change of an event about a replica, named by tenant, job and index."""
         run = self._running.pop(name, None)
-        if state == "RUNNING":
+        if state == "PLACED":
+            self._frozen.discard(name)
+        elif state == "FROZEN":
+            self._frozen.add(name)
+        elif state == "RUNNING" and name not in self._frozen:
             self._running[name] = Run(*name[:2], gpus, now_ms)
         elif run is not None and state in ENDED:
             self._runs.append(run._replace(ms=now_ms - run.ms))
@@ -72,6 +81,6 @@ class Ran:
         if request.workload.timeout_s is not None:
             return int(request.workload.timeout_s * 1000) + after_ms
         runs = self.of(state, tenant)
-        if not any(run.gpus == who.gpus for run in runs):
+        if self._forgets or not any(run.gpus == who.gpus for run in runs):
             return None
         return max(run.ms for run in runs) + after_ms

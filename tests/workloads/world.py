@@ -142,7 +142,7 @@ class World:
         self.found: Counter[str] = Counter()  # reasons that were confirmed
         self._tables: Tables | None = None
         self._told = 0
-        self.ran = Ran()
+        self.ran = Ran(forgets=plan.small)
         self.records = 0
         #: by tenant what its jobs have held of GPUs so far, in ms of a thousandth of a GPU
         self.granted: Counter[str] = Counter()
