@@ -98,6 +98,8 @@ def _is_kept(world: World, new: Driving, who: Waiting, every: list[Waiting]) -> 
         return False
     if other is None or (old.item, old.hosts) != (other.item, other.hosts) or not is_tried(who, every):
         return True
+    if new.state.half_life_ms:
+        return True  # time alone lets in a tenant to which more is owed: the old leader's next record, too
     if old.start_ms is None or other.start_ms is None:
         return False
     return old.start_ms < other.start_ms and new.now <= old.start_ms + NOTICED_MS
