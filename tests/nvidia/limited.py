@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from moorage.worker.limiter.segment import Part, Segment
+from moorage.worker.sharing.limiter.segment import Part, Segment
 from tests.nvidia.stub import FOLDER_VARIABLE
 
 _HERE: Final = Path(__file__).parent

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.shape import SHAPES_MAX
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.fleet.shape import SHAPES_MAX
+from moorage.scheduler.core.ledger.state import State
 
 CORE: Final = "moorage.scheduler.core."
 #: constants that bound a soft table, by module and name, with what they are in a world of small bounds
