@@ -32,9 +32,10 @@ test-all: test test-slow  ## those, and the slow ones
 types: $(STAMP)  ## mypy, strict, sources and tests
 	$(BIN)/mypy
 
-lint: $(STAMP)  ## ruff: rules and format
+lint: $(STAMP)  ## ruff: rules and format; import-linter: who imports whom
 	$(BIN)/ruff check $(ROOMS)
 	$(BIN)/ruff format --check $(ROOMS)
+	$(BIN)/lint-imports --no-logo
 
 check: test types lint  ## before a commit; CI runs more
 

@@ -164,7 +164,7 @@ async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once
         assert job.accepted is not None
         assert any("no-match" in warning for warning in job.accepted.warnings)
         settings = WorkerSettings(tmp_path / "painter", "painter", unique, simulate="cpu")
-        painter = EmbeddedWorker(moorage.context.url, settings)
+        painter = EmbeddedWorker(nats_server.url, settings)
         painter.handler("paint")(lambda context: f"{context.input} is blue")
         async with painter:
             assert (await job.result("90s")).value == "a wall is blue"

@@ -52,11 +52,14 @@ SAID: Final[dict[str, set[str]]] = {
     "testing/moorage/testing/bus/processes.py": {"process"},
     "bus/moorage/bus/subscription.py": {"handler"},
 }
-#: where the module of a driver is imported outside the drivers' folder: a service's own functions are one driver's
-#: whole purpose, and a simulated fleet has each of those that run nothing
+#: where modules of a driver are imported outside of its folder: a service's own functions are one driver's whole
+#: purpose; a simulated fleet has those that run nothing; GPUs that VMs have are handed on by the agent
 IMPORTED: Final[dict[str, set[str]]] = {
-    "worker/moorage/worker/drivers/handler/embed.py": {"handler"},
+    "client/moorage/client/handlers.py": {"handler"},
+    "client/moorage/client/kept_files.py": {"handler"},
     "testing/moorage/testing/sim_fleet.py": {"handler", "noop"},
+    "worker/moorage/worker/agent/run.py": {"vm"},
+    "worker/moorage/worker/drivers/kit.py": {"vm"},
 }
 
 
@@ -72,8 +75,8 @@ def imported(file: Path) -> Iterator[str]:
     """The drivers whose modules a file imports."""
     for node in ast.walk(parsed(file)) if "moorage.worker.drivers." in file.read_text() else ():
         module = node.module if isinstance(node, ast.ImportFrom) else None
-        folder, _, name = (module or "").rpartition(".")
-        if folder == "moorage.worker.drivers" and name in NAMES:
+        name = (module or "").removeprefix("moorage.worker.drivers.").partition(".")[0]
+        if (module or "").startswith("moorage.worker.drivers.") and name in NAMES and file.parent.name != name:
             yield name
 
 

@@ -378,7 +378,7 @@ class Client(ClientBase):
         key: str | None = None,
         **fields: Unpack[Fields],
     ) -> SyncJob:
-        """Submit a call of the handler `name`, a function that a service offers (see `moorage.worker.drivers.handler.embed`)."""
+        """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`)."""
         return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
 
     def run(

@@ -8,9 +8,9 @@
     SimulatedClock().run(test_it_asks_for_two_gpus())    # in virtual time; `asyncio.run` takes real time
 
 The scheduler is real, with its ledger code and its placement. The agents, their pools, leases and fences, the SDK, and
-every frame between them are real too. NATS is not: `bus.simulated` replaces it, JetStream included. So the ledger is a
-list in the memory of this process, and is lost with it. The GPUs and the commands of jobs are not real: nothing is
-executed, and a function of yours says how each job ends. Your handlers (`moorage.worker.drivers.handler.embed`) are called, and their
+every frame between them are real too. NATS is not: `moorage.testing.bus` replaces it, JetStream included. So the ledger
+is a list in the memory of this process, and is lost with it. The GPUs and the commands of jobs are not real: nothing is
+executed, and a function of yours says how each job ends. Your handlers (see `EmbeddedWorker`) are called, and their
 results kept. Frames that name a worker or a GPU say `simulated`, and uuids begin with `SIM-`. Leases for running
 processes, permissions, clusters and the speed of a network are not simulated.
 """

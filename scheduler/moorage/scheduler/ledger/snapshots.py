@@ -1,6 +1,6 @@
 """Snapshots: written in chunks by a follower process, named by the leader, and the start of every recovery.
 
-`python -m moorage.scheduler.ledger.snapshots` is that follower: it folds the ledger from the last snapshot to its end, writes
+`python -m moorage.scheduler.ledger.snapshots` is that follower: it folds the ledger from the last snapshot on, writes
 the state, and prints `name sequence digest`. A crash at any point leaves chunks that no record names: they are never
 overwritten or used, and are purged with the next snapshot.
 """

@@ -11,14 +11,10 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Final
 
-from moorage.scheduler.core.ledger.records import MODE_NAMES, Mode
 from moorage.scheduler.core.ledger.state import INFLATION_ONE
 from moorage.schemas.gpu import SHARERS_MAX
-from moorage.schemas.memo import Memo
 
 if TYPE_CHECKING:
-    from moorage.scheduler.core.fleet.fleet import Fleet
-    from moorage.scheduler.core.fleet.shape import Shape
     from moorage.scheduler.core.ledger.state import Member, State, Tenant
 
 #: a whole GPU in the unit of rates
@@ -26,8 +22,6 @@ GPU_MILLI: Final = 1_000
 ONE: Final = INFLATION_ONE
 #: after this many half-lives all counts are rescaled, so that numbers stay short
 HALF_LIVES_MAX: Final = 32
-#: the most shapes whose rate is cached; beyond it the cache is emptied
-RATES_MAX: Final = 16_384
 #: a tenant's weight if none was set
 WEIGHT_DEFAULT: Final = 1
 #: scores are multiplied by this before the division by a weight, so that integers stay distinct
@@ -64,47 +58,6 @@ def rate_of(member: Member) -> int:
 def sharer_milli(mode: str, compute_percent: int) -> int:
     """Return what a sharer counts in thousandths of a device: its share, at least 1 / (the most sharers)."""
     return max(GPU_MILLI * compute_percent // 100, GPU_MILLI // SHARERS_MAX[mode])
-
-
-class Rates:
-    """What a shape counts in thousandths of a GPU, by the resource of which it takes the largest part of the fleet.
-
-    A job that takes a tenth of all CPU counts like a tenth of all GPUs (Ghodsi et al., "Dominant Resource Fairness",
-    NSDI 2011). A sharer counts its share of compute, at least 1 / (the most sharers of its mode); its share of the
-    GPU's memory does not count. Cached by shape.
-    """
-
-    def __init__(self, fleet: Fleet, known_max: int = RATES_MAX) -> None:
-        self._fleet = fleet
-        self._inventory = -1
-        self._total = (0, 0, 0)  # devices, cpu_milli, memory_mib
-        self._known: Memo[int, int] = Memo(known_max)
-
-    def of(self, shape: Shape) -> int:
-        if self._inventory != self._fleet.inventory:
-            hosts = self._fleet.hosts.values()
-            self._inventory = self._fleet.inventory
-            self._total = (
-                sum(host.lent.bit_count() for host in hosts),
-                sum(host.cpu_milli for host in hosts),
-                sum(host.memory_mib for host in hosts),
-            )
-            self._known.clear()
-        rate = self._known.get(shape.index)
-        if rate is None:
-            rate = self._known.put(shape.index, self._of(shape))
-        return rate
-
-    def _of(self, shape: Shape) -> int:
-        devices, cpu_milli, memory_mib = self._total
-        whole = GPU_MILLI * max(1, devices)
-        each = sharer_milli(MODE_NAMES[shape.mode], shape.compute_percent) if shape.mode > Mode.EXCLUSIVE else GPU_MILLI
-        rate = each * shape.count
-        if cpu_milli:
-            rate = max(rate, shape.cpu_milli * whole // cpu_milli)
-        if memory_mib:
-            rate = max(rate, shape.memory_mib * whole // memory_mib)
-        return min(rate, whole)
 
 
 # ----------------------------------------------------------------------------------------------- usage in the state

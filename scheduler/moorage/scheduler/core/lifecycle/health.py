@@ -1,6 +1,6 @@
 """Workers' reports of unhealthy devices, and what follows: the devices close, and the jobs on failed ones leave.
 
-A worker judges its own devices (`moorage.worker.devices.device_health`) and reports the unhealthy ones with every renewal. The
+A worker judges its own devices and reports the unhealthy ones with every renewal. The
 ledger records changes, so that a takeover knows them at once. An operator's order that a device is healthy overrides
 the worker's report until the worker has received it; from then on the worker judges again.
 """

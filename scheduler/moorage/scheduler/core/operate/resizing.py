@@ -10,9 +10,10 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, Rates, rate_of
+from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, rate_of
 from moorage.scheduler.core.ledger.levels import level_problem
 from moorage.scheduler.core.ledger.records import MODE_NAMES
 from moorage.scheduler.core.ledger.resizes import Resize

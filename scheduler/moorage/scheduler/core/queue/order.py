@@ -15,8 +15,9 @@ from typing import Final
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, Rates, inflation, places_until, score
+from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score
 from moorage.scheduler.core.ledger.records import placing
 from moorage.scheduler.core.ledger.state import QUEUED
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue

@@ -1,4 +1,4 @@
-"""The controller's process: `python -m moorage.worker.sharing.limiter FOLDER TOKEN SETTINGS`; see keeper.py, which starts it.
+"""The controller's process, which keeper.py starts: `python -m moorage.worker.sharing.limiter FOLDER TOKEN SETTINGS`.
 
 The process writes an empty line to its output about each second, and a line for each thing that an operator should
 know. It ends when another controller is started, which writes itself into the file TOKEN. When its input ends, its
