@@ -60,6 +60,7 @@ IMPORTED: Final[dict[str, set[str]]] = {
     "testing/moorage/testing/sim_fleet.py": {"handler", "noop"},
     "worker/moorage/worker/agent/run.py": {"vm"},
     "worker/moorage/worker/drivers/kit.py": {"vm"},
+    "worker/moorage/worker/job/attempt_files.py": {"handler"},
 }
 
 
