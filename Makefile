@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 300
 FROM   ?= 0
-ROOMS  := schemas system bus scheduler worker client tests bench tools docs
+ROOMS  := schemas system bus scheduler worker client testing tests bench tools docs
 
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,7 +16,7 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
 
 $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launcher.py worker/moorage/worker/supervisor/launcher.c \
-		worker/moorage/worker/drivers/entry.c worker/moorage/worker/limiter/limiter.c worker/moorage/worker/limiter/limiter.h
+		worker/moorage/worker/drivers/container/entry.c worker/moorage/worker/sharing/limiter/limiter.c worker/moorage/worker/sharing/limiter/limiter.h
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	@touch $@
@@ -32,9 +32,10 @@ test-all: test test-slow  ## those, and the slow ones
 types: $(STAMP)  ## mypy, strict, sources and tests
 	$(BIN)/mypy
 
-lint: $(STAMP)  ## ruff: rules and format
+lint: $(STAMP)  ## ruff: rules and format; import-linter: who imports whom
 	$(BIN)/ruff check $(ROOMS)
 	$(BIN)/ruff format --check $(ROOMS)
+	$(BIN)/lint-imports --no-logo
 
 check: test types lint  ## before a commit; CI runs more
 
@@ -61,7 +62,7 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: pyt
 release-check: test-all types lint site  ## what a release needs beyond CI: hours on two cores
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
-	$(BIN)/python -m pytest tests/worker/test_kubernetes_driver.py tests/worker/test_conformance.py -k kubernetes
+	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py -k kubernetes
 	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.workloads.many --cases 10000 --from $$first || exit 1; done
 	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.sim.many --wide --seeds $(SEEDS) --from $(FROM)

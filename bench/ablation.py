@@ -33,6 +33,7 @@ from bench.placement.page import AT, FIRST_SEED, OURS, lost_percent, mean_and_er
 from bench.placement.run import TRACES, digest_of
 from bench.placement.run import one as saturated
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank import fragments
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
@@ -40,9 +41,8 @@ from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.table import HostTable, Ints
 from moorage.scheduler.core.schedule import reserve, runtime
 from moorage.scheduler.core.schedule.reserve import Claims
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.simulate.openb import pod_lists
-from moorage.scheduler.simulate.philly import CLUSTERS
+from moorage.testing.simulate.openb import pod_lists
+from moorage.testing.simulate.philly import CLUSTERS
 
 NEVER: Final = 1 << 50
 

@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from moorage.scheduler.core.finished import ROWS_MAX, FinishedTable, job_key
 from moorage.scheduler.core.ledger.acts import AnyAct, Epoch, Known
+from moorage.scheduler.core.ledger.finished import ROWS_MAX, FinishedTable, job_key
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
-from moorage.scheduler.core.records import FORMAT, Op, packed
-from moorage.scheduler.core.state import SUCCEEDED, State
+from moorage.scheduler.core.ledger.records import FORMAT, Op, packed
+from moorage.scheduler.core.ledger.state import SUCCEEDED, State
 
 PER_RECORD = 200
 WORKERS = 64

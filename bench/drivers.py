@@ -23,15 +23,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from moorage.worker.drivers.container_engine import Engine
-from moorage.worker.drivers.podman_command import ulimits_here
-from moorage.worker.member_messages import Ended, MemberName, NotStarted, StartFailed
+from moorage.worker.drivers.container.engine import Engine
+from moorage.worker.drivers.container.podman_command import ulimits_here
+from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, StartFailed
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.podmans import PodmanHome, podman_home, why_no_podman
 from tests.waiting import NeverHappened, until
-from tests.worker import test_podman_driver as podman
-from tests.worker.test_docker_driver import IMAGE, Rig, settings
+from tests.worker.drivers import test_podman_driver as podman
+from tests.worker.drivers.test_docker_driver import IMAGE, Rig, settings
 
 #: a container run in one way, by its number
 Way = Callable[[int], Awaitable[None]]
@@ -43,9 +43,9 @@ ENDED_S: Final = 120.0
 AGENT = """
 import asyncio, sys
 from pathlib import Path
-from moorage.worker.drivers.docker import DockerSettings
+from moorage.worker.drivers.container.docker import DockerSettings
 from tests.podmans import PodmanHome
-from tests.worker import test_docker_driver as docker, test_podman_driver as podman
+from tests.worker.drivers import test_docker_driver as docker, test_podman_driver as podman
 
 def made(name, where, state):
     if name == "podman":

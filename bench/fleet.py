@@ -17,8 +17,8 @@ import uvloop
 
 from moorage.bus.transport import Delivery
 from moorage.system.collector import leave_what_stays
+from moorage.worker.agent.run import start
 from moorage.worker.drivers.base import Assignment, Driver
-from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
 
 STARTS = "bench.starts"

@@ -30,10 +30,10 @@ import msgspec
 import moorage.scheduler
 from bench import book
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.simulate.philly import CLUSTERS, HOST_GPUS, hosts_of, read_philly
-from moorage.scheduler.simulate.run import simulate
-from moorage.scheduler.simulate.trace import TraceJob
 from moorage.schemas.job import Request
+from moorage.testing.simulate.philly import CLUSTERS, HOST_GPUS, hosts_of, read_philly
+from moorage.testing.simulate.run import simulate
+from moorage.testing.simulate.trace import TraceJob
 
 TRACE: Final = Path(__file__).parent / "traces" / "philly" / "philly_gavel_seed0.csv"
 HOUR_MS: Final = 3_600_000

@@ -13,7 +13,7 @@ from bench.stack import SUBJECTS, Stack, stack
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.queue_streams import stream_config
+from moorage.scheduler.durable.queue_streams import stream_config
 
 Figures = dict[str, float]
 

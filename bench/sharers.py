@@ -16,10 +16,10 @@ from pathlib import Path
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Place
-from moorage.worker.agent import Agent
+from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.run import start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.member_messages import MemberName
-from moorage.worker.run import start
+from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until

@@ -25,18 +25,18 @@ sys.path.insert(0, str(ROOT))
 
 from bench.callers import BODY, TENANTS  # noqa: E402
 from moorage.bus.transport import Delivery  # noqa: E402
-from moorage.scheduler import outgoing  # noqa: E402
 from moorage.scheduler.core import engine as engine_module  # noqa: E402
 from moorage.scheduler.core.config import Config  # noqa: E402
-from moorage.scheduler.core.effects.outputs import WantedFrames  # noqa: E402
 from moorage.scheduler.core.engine import Engine  # noqa: E402
 from moorage.scheduler.core.ledger import acts  # noqa: E402
 from moorage.scheduler.core.ledger.fold import fold  # noqa: E402
 from moorage.scheduler.core.ledger.record import Record  # noqa: E402
-from moorage.scheduler.core.records import FORMAT  # noqa: E402
-from moorage.scheduler.core.state import State  # noqa: E402
-from moorage.scheduler.gc_schedule import GcSchedule  # noqa: E402
-from moorage.scheduler.intake import Intake  # noqa: E402
+from moorage.scheduler.core.ledger.records import FORMAT  # noqa: E402
+from moorage.scheduler.core.ledger.state import State  # noqa: E402
+from moorage.scheduler.core.outputs.outputs import WantedFrames  # noqa: E402
+from moorage.scheduler.leader import outgoing  # noqa: E402
+from moorage.scheduler.leader.gc_schedule import GcSchedule  # noqa: E402
+from moorage.scheduler.leader.intake import Intake  # noqa: E402
 from moorage.schemas.codec import Decoder, encode  # noqa: E402
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Hello, Join, Joined, Renew, Wanted  # noqa: E402
 from moorage.schemas.subjects import Subjects  # noqa: E402

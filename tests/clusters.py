@@ -31,7 +31,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from moorage.worker.drivers.kubernetes_api import Cluster, ClusterDown, ClusterError
+from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
 from tests.docs.markdown import DOCS, page
 from tests.waiting import until
 

@@ -20,9 +20,9 @@ from moorage.schemas.job import Request, Run
 
 #: names of the worker's side that a user of the library meets, by module
 WORKER_API: Final[dict[str, tuple[str, ...]]] = {
-    "moorage.worker.embed": ("EmbeddedWorker",),
-    "moorage.worker.handler_context": ("HandlerContext", "HandlerCancelled"),
-    "moorage.worker.leases.client": ("borrow", "BorrowedLease", "LeaseRefused"),
+    "moorage.worker.drivers.handler.embed": ("EmbeddedWorker",),
+    "moorage.worker.drivers.handler.context": ("HandlerContext", "HandlerCancelled"),
+    "moorage.worker.lend.client": ("borrow", "BorrowedLease", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),
 }
 #: names for drivers and rankers of one's own, by module: the page `reference/extending.md`
@@ -53,9 +53,9 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     STEPS: ("moorage.client.steps",),
     ERRORS: ("moorage.client.errors",),
     "For your tests": (
-        "moorage.client.sim_fleet",
-        "moorage.client.sim_driver",
-        "moorage.bus.simulated.clock",
+        "moorage.testing.sim_fleet",
+        "moorage.testing.sim_driver",
+        "moorage.testing.bus.clock",
     ),
 }
 REST: Final = "Leases, handlers, GPUs"

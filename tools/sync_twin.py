@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from moorage.client.planning import Quota, Share
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
-    from moorage.worker.leases.client import AskedBack
+    from moorage.worker.lend.client import AskedBack
 '''
 
 

@@ -29,11 +29,11 @@ import numpy
 from bench import book
 from bench.bounds import bound_of
 from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, ranker_of, request_of
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
-from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks
+from moorage.testing.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks
 
 TRACES: Final = Path(__file__).resolve().parents[1] / "traces/openb"
 PAGE: Final = Path(__file__).resolve().parents[1] / "DECISIONS.md"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from typing import Final, TypeVar
 
-from moorage.scheduler.simulate.openb import TraceHost, TraceTask
+from moorage.testing.simulate.openb import TraceHost, TraceTask
 
 #: percent of the GPUs that are asked for in the end
 ARRIVE_PERCENT: Final = 130

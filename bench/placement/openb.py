@@ -19,15 +19,15 @@ from typing import Final
 
 from bench.placement.classic import CLASSIC, Random
 from bench.placement.draws import drawn
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape, Shapes
+from moorage.scheduler.core.ledger.state import Worker
 from moorage.scheduler.core.rank.mix import UNIT
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import maker_of
-from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import Worker
-from moorage.scheduler.simulate.openb import TraceHost, TraceTask
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
+from moorage.testing.simulate.openb import TraceHost, TraceTask
 
 NO_PEERS: Final[dict[int, int]] = {}
 NOBODY: Final[frozenset[int]] = frozenset()

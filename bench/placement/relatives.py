@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from moorage.scheduler.simulate.openb import TraceTask, pod_lists, read_tasks
+from moorage.testing.simulate.openb import TraceTask, pod_lists, read_tasks
 
 PREFIX: Final = "made-"
 #: lists of a folder that the others are made from

@@ -37,7 +37,7 @@ from bench.placement.page import (
     read_published,
     report,
 )
-from moorage.scheduler.simulate.openb import node_list, pod_lists, read_hosts
+from moorage.testing.simulate.openb import node_list, pod_lists, read_hosts
 
 TRACES: Final = ROOT / "bench/traces/openb"
 RESULTS: Final = ROOT / "bench/RESULTS-placement.md"
@@ -46,9 +46,9 @@ POLICIES: Final = tuple(reversed(CLASSIC))
 #: what an outcome depends on besides its job and the traces
 CODE: Final = (
     "scheduler/moorage/scheduler/core/rank",
-    "scheduler/moorage/scheduler/core/fleet.py",
-    "scheduler/moorage/scheduler/core/shape.py",
-    "scheduler/moorage/scheduler/simulate/openb.py",
+    "scheduler/moorage/scheduler/core/fleet/fleet.py",
+    "scheduler/moorage/scheduler/core/fleet/shape.py",
+    "testing/moorage/testing/simulate/openb.py",
     "bench/placement/classic.py",
     "bench/placement/draws.py",
     "bench/placement/openb.py",

@@ -9,7 +9,8 @@ import asyncio
 
 import pytest
 
-from moorage.client import AsyncClient, Gpu, JobFailed, Ran, SimFleet, SimulatedClock, Task
+from moorage.client import AsyncClient, Gpu, JobFailed
+from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 
 # ---------------------------------------------------------------------------------------------------- the service
 

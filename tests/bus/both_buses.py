@@ -14,12 +14,8 @@ import pytest
 
 from moorage.bus import connection as real
 from moorage.bus.connection import Connection
-from moorage.bus.simulated.bus import (
-    SimulatedBus,
-    SimulatedClock,
-    SimulatedConnection,
-)
 from moorage.bus.transport import Delivery
+from moorage.testing.bus.bus import SimulatedBus, SimulatedClock, SimulatedConnection
 from tests.waiting import until
 
 Connect = Callable[[str], Awaitable[Any]]

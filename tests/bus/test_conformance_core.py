@@ -9,13 +9,7 @@ from typing import Final
 
 import pytest
 
-from moorage.bus.errors import (
-    BadSubject,
-    ConnectionClosed,
-    NoResponders,
-    PayloadTooLarge,
-    RequestTimeout,
-)
+from moorage.bus.errors import BadSubject, ConnectionClosed, NoResponders, PayloadTooLarge, RequestTimeout
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Delivery
 from tests.bus.both_buses import Connect, all_heard, answering, on_both, world

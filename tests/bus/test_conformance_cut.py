@@ -12,9 +12,9 @@ import pytest
 
 from moorage.bus import connection as real
 from moorage.bus.errors import Disconnected, NoResponders, RequestTimeout
-from moorage.bus.simulated.bus import PENDING_BYTES_MAX, SimulatedBus, SimulatedClock
-from moorage.bus.simulated.processes import Process
 from moorage.bus.transport import Delivery
+from moorage.testing.bus.bus import PENDING_BYTES_MAX, SimulatedBus, SimulatedClock
+from moorage.testing.bus.processes import Process
 from tests.waiting import until
 
 FRAME: Final = b"x" * (512 * 1024)

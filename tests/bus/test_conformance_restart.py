@@ -11,8 +11,8 @@ import pytest
 from moorage.bus import connection as real
 from moorage.bus.errors import Disconnected, RequestTimeout
 from moorage.bus.jetstream import EXPECTED_LAST_SEQUENCE, MESSAGE_ID, Ack, JetStream
-from moorage.bus.simulated.bus import SimulatedBus, SimulatedClock
 from moorage.bus.transport import Delivery
+from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
 from tests.servers import MortalServer
 from tests.waiting import until
 

@@ -11,16 +11,10 @@ from typing import Any, Final
 import pytest
 
 from moorage.bus.errors import JetStreamRefused
-from moorage.bus.jetstream import (
-    ERR_WRONG_LAST_SEQUENCE,
-    EXPECTED_LAST_SUBJECT_SEQUENCE,
-    Ack,
-    JetStream,
-    JsError,
-)
-from moorage.bus.simulated.bus import SimulatedBus, SimulatedClock
-from moorage.bus.simulated.processes import Process
+from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, EXPECTED_LAST_SUBJECT_SEQUENCE, Ack, JetStream, JsError
 from moorage.bus.transport import Delivery
+from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
+from moorage.testing.bus.processes import Process
 from tests.bus.both_buses import Connect, all_heard, on_both, world
 from tests.waiting import until
 

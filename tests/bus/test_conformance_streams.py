@@ -8,12 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.bus.errors import (
-    JetStreamRefused,
-    NoResponders,
-    StreamGap,
-    StreamMismatch,
-)
+from moorage.bus.errors import JetStreamRefused, NoResponders, StreamGap, StreamMismatch
 from moorage.bus.jetstream import (
     ERR_STREAM_NOT_FOUND,
     ERR_WRONG_LAST_SEQUENCE,

@@ -12,28 +12,10 @@ from typing import Any
 
 import pytest
 
-from moorage.bus.errors import (
-    ConnectionClosed,
-    Disconnected,
-    JetStreamRefused,
-    NoResponders,
-    RequestTimeout,
-)
-from moorage.bus.jetstream import (
-    MESSAGE_ID,
-    Ack,
-    JetStream,
-    JsError,
-)
-from moorage.bus.simulated.bus import (
-    SERVER,
-    Faults,
-    FaultyNetwork,
-    SimulatedBus,
-    SimulatedClock,
-    Stalled,
-)
+from moorage.bus.errors import ConnectionClosed, Disconnected, JetStreamRefused, NoResponders, RequestTimeout
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError
 from moorage.bus.transport import Delivery
+from moorage.testing.bus.bus import SERVER, Faults, FaultyNetwork, SimulatedBus, SimulatedClock, Stalled
 from tests.bus.both_buses import answering
 
 

@@ -9,24 +9,16 @@ from typing import Any, cast
 import pytest
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import (
-    RequestTimeout,
-)
-from moorage.bus.jetstream import (
-    JetStream,
-)
-from moorage.bus.simulated.bus import (
-    SERVER,
-    Faults,
-    SimulatedBus,
-)
+from moorage.bus.errors import RequestTimeout
+from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
-from moorage.scheduler.core.records import FORMAT
-from moorage.scheduler.core.state import State
-from moorage.scheduler.ledger import Deposed, Ledger
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.core.ledger.records import FORMAT
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.ledger.ledger import Deposed, Ledger
 from moorage.schemas.subjects import Subjects
+from moorage.testing.bus.bus import SERVER, Faults, SimulatedBus
 from tests.bus.test_simulated import simulate
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ from typing import Final
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import Ack, JetStream
-from moorage.scheduler.ledger import Ledger
+from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.subjects import Subjects
 from tests.waiting import until
 

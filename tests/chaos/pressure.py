@@ -26,7 +26,7 @@ import nats
 from nats.aio.client import Client
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.worker.tombstones import TOMBSTONES_MAX
+from moorage.worker.session.tombstones import TOMBSTONES_MAX
 from tests.chaos.trend import trend
 from tests.live.stack import Caller, RealProcess, Stack, caller, stack, unique_prefix
 from tests.waiting import until

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.worker.journal import MAGIC
+from moorage.worker.agent.journal import MAGIC
 from moorage.worker.supervisor.journal import Over, Record, Starting
 
 #: tenant, job, replica, attempt, fence

@@ -17,8 +17,8 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import find_binary
 from moorage.bus.jetstream import FORBIDDEN_HEADER, Ack, JetStream
-from moorage.scheduler.backup import backup, restore
-from moorage.scheduler.queue_streams import stream_config
+from moorage.scheduler.durable.queue_streams import stream_config
+from moorage.scheduler.ledger.backup import backup, restore
 from tests.cluster import Cluster
 from tests.live.stack import ANSWER_S, caller, is_alive, stack
 from tests.waiting import until
@@ -126,7 +126,7 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
 async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_left(unique: str, tmp_path: Path) -> None:
     """The first server that is lost was noticed by nobody, and after the second one a full disk was blamed."""
     async with three_servers(tmp_path) as cluster, stack(cluster, unique) as made, caller(made) as acme:
-        hasty = {"moorage.scheduler.copies.LOOK_S": 2.0}
+        hasty = {"moorage.scheduler.leader.copies.LOOK_S": 2.0}
         scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url, hasty)
         await acme.leader()
         assert (await acme.fleet())["ledger_copies"] == {"wanted": 3, "lacking": []}

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from moorage.worker.journal import MAGIC
+from moorage.worker.agent.journal import MAGIC
 from tests.chaos.judge import History, Outcome, Planned, judge
 from tests.chaos.records import AgentJournal, Hold, Life, Line, MemberKey, lines_in
 

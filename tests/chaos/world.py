@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from moorage.bus.embedded import HOST, USER_LEDGER, EmbeddedServer
-from moorage.worker.run import WORKERS_FOLDER
+from moorage.worker.agent.run import WORKERS_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.chaos.proxy import Proxy
 from tests.chaos.records import AgentJournal, Hold, SupervisorJournal

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.node import Lines, Node, moorage, start
 from tests.worker import parrot
-from tests.worker.test_one_file_driver import offer
+from tests.worker.drivers.test_one_file_driver import offer
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, Rejected
 from moorage.schemas.job import Request
 from tests.cli.node import Node
-from tests.scheduler.test_fixes import ASKS, HOSTS, fixes, world
-from tests.scheduler.test_fixes_with_policies import World
+from tests.scheduler.queries.test_fixes import ASKS, HOSTS, fixes, world
+from tests.scheduler.queries.test_fixes_with_policies import World
 
 _FLAGS = {"--gpu": "gpu", "--replicas": "replicas", "--cpu": "cpu", "--memory": "memory", "--time-limit": "time_limit"}
 _OF = {"replicas": int, "cpu": float}

@@ -10,8 +10,9 @@ import pytest
 from moorage.cli import main
 from moorage.cli.framework.exit_codes import EXIT_USAGE
 from moorage.cli.jobs.selectors import LOOKED_AT_MAX, ask_each, ids_of, ids_to_cancel, one_id, words_of
-from moorage.client import AsyncClient, ClientError, NotFound, Rejected, SimFleet
+from moorage.client import AsyncClient, ClientError, NotFound, Rejected
 from moorage.client.job_ids import fresh_job_id
+from moorage.testing import SimFleet
 from tests.client.test_sim_fleet import in_virtual_time
 
 HANG = {"run": {"driver": "noop", "argv": ["hang"]}}

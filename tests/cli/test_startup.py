@@ -50,7 +50,7 @@ def test_a_worker_runs_on_the_loop_and_with_the_collector_that_are_measured(nats
     script = (
         "import asyncio, gc, os, signal, sys\n"
         "from moorage.cli import main\n"
-        "from moorage.worker.fleet_host import FleetHost\n"
+        "from moorage.worker.agent.fleet_host import FleetHost\n"
         "async def serve(host, stop):\n"
         "    loop = type(asyncio.get_running_loop()).__module__\n"
         "    print(loop, gc.get_freeze_count() > 10_000, gc.get_threshold()[0] > 700, file=sys.stderr)\n"

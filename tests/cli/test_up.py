@@ -19,7 +19,7 @@ from moorage.cli.local.children import Child, ChildFailed
 from moorage.cli.local.local_tools import end_jobs, supervisors_of
 from moorage.cli.local.up import _only_one
 from moorage.client import AsyncClient
-from moorage.worker.run import SUPERVISOR_FOLDER
+from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from tests.cli.node import Lines, moorage, node_on, processes_of, start, talk
 from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.waiting import until, until_state

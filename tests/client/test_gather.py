@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from moorage.bus.simulated.bus import Faults
-from moorage.client import AsyncClient, JobFailed, NotFound, Ran, Rejected, SimFleet, SimulatedClock, Task, TimedOut
+from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
 from moorage.client.follow.gather import Gathering
 from moorage.client.follow.story import AHEAD_MAX
 from moorage.schemas.frames import Accepted
+from moorage.testing import Ran, SimFleet, SimulatedClock, Task
+from moorage.testing.bus.bus import Faults
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.client.test_sim_fleet import in_virtual_time
 from tests.waiting import until

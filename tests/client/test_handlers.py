@@ -1,7 +1,7 @@
 """Functions of a service called through the fleet: the SDK, a real scheduler, an embedded worker in this process.
 
 The handler's row of the promise table (ended by asking, overdue quarantined, freed when it returned) is here as a
-caller sees it; `tests/worker/test_handler.py` has it as the scheduler does.
+caller sees it; `tests/worker/drivers/test_handler.py` has it as the scheduler does.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient, Client, JobFailed, Progress, Rejected
-from moorage.worker.embed import EmbeddedWorker
-from moorage.worker.handler_context import HandlerContext
-from moorage.worker.handler_results import INLINE_BYTES_MAX, result_bucket
+from moorage.worker.drivers.handler.context import HandlerContext
+from moorage.worker.drivers.handler.embed import EmbeddedWorker
+from moorage.worker.drivers.handler.results import INLINE_BYTES_MAX, result_bucket
 from moorage.worker.settings import WorkerSettings
 from tests.live.stack import QUICK, Stack, stack
 from tests.waiting import until
@@ -164,7 +164,7 @@ async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once
         assert job.accepted is not None
         assert any("no-match" in warning for warning in job.accepted.warnings)
         settings = WorkerSettings(tmp_path / "painter", "painter", unique, simulate="cpu")
-        painter = EmbeddedWorker(moorage.context.url, settings)
+        painter = EmbeddedWorker(nats_server.url, settings)
         painter.handler("paint")(lambda context: f"{context.input} is blue")
         async with painter:
             assert (await job.result("90s")).value == "a wall is blue"

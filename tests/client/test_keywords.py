@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from moorage.client import AsyncClient, Client, Rejected, SimFleet
+from moorage.client import AsyncClient, Client, Rejected
 from moorage.client.fields import FIELDS, Fields
+from moorage.testing import SimFleet
 
 Call = Callable[[AsyncClient], Coroutine[Any, Any, Any]]
 #: each verb that takes a request's fields by name

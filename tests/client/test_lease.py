@@ -23,22 +23,13 @@ import moorage
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
 from moorage.bus.transport import Delivery
-from moorage.client import (
-    AsyncClient,
-    Client,
-    Gpu,
-    NoAgent,
-    NotPermitted,
-    Rejected,
-    SimFleet,
-    SimulatedClock,
-    TimedOut,
-)
+from moorage.client import AsyncClient, Client, Gpu, NoAgent, NotPermitted, Rejected, TimedOut
 from moorage.client.lease import SOCKET_VARIABLE, SYSTEM_SOCKET, find_sockets, torch_device
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device
-from moorage.worker.leases.client import LeaseRefused, recall
-from moorage.worker.leases.protocol import SOCKET_NAME
+from moorage.testing import SimFleet, SimulatedClock
+from moorage.worker.lend.client import LeaseRefused, recall
+from moorage.worker.lend.protocol import SOCKET_NAME
 from tests.live.stack import QUICK, RealProcess, Stack, stack
 from tests.waiting import until
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from moorage.bus.simulated.bus import FaultyNetwork
 from moorage.client import (
     AsyncClient,
     Change,
@@ -25,23 +24,21 @@ from moorage.client import (
     Placed,
     Progress,
     Queued,
-    Ran,
     Rejected,
     Running,
-    SimFleet,
-    SimulatedClock,
     Step,
-    Task,
 )
 from moorage.client.follow.captured import TAIL_LINES
 from moorage.client.follow.listening import FLEET_FRAMES_MAX
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.state import Member
+from moorage.scheduler.core.ledger.state import Member
 from moorage.schemas.job import STATES
-from moorage.worker.drivers.handler_call import Handler
-from moorage.worker.handler_context import HandlerContext
+from moorage.testing import Ran, SimFleet, SimulatedClock, Task
+from moorage.testing.bus.bus import FaultyNetwork
+from moorage.worker.drivers.handler.call import Handler
+from moorage.worker.drivers.handler.context import HandlerContext
 from tests.waiting import until, until_state
 
 Scene = Callable[[], Coroutine[Any, Any, None]]

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.bus.simulated.bus import Faults, FaultyNetwork, Stalled
-from moorage.client import AsyncClient, GpuSpec, Ran, SimFleet, SimulatedClock, Task, TimedOut
+from moorage.client import AsyncClient, GpuSpec, TimedOut
 from moorage.client.follow.stories import REPAIR_S
 from moorage.scheduler.core.config import Config
-from moorage.worker.drivers.handler_call import Handler
-from moorage.worker.handler_context import HandlerContext
+from moorage.testing import Ran, SimFleet, SimulatedClock, Task
+from moorage.testing.bus.bus import Faults, FaultyNetwork, Stalled
+from moorage.worker.drivers.handler.call import Handler
+from moorage.worker.drivers.handler.context import HandlerContext
 from tests.waiting import until, until_state
 
 Scenario = Callable[[AsyncClient, SimFleet], Awaitable[None]]

@@ -13,7 +13,6 @@ import pytest
 
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.run import tell_missing
-from moorage.client import SimulatedClock
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
 from moorage.client.follow import captured as capturing
@@ -24,7 +23,8 @@ from moorage.client.follow.stories import Following
 from moorage.client.follow.watch import Watch
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
-from moorage.worker.output_pages import page_of
+from moorage.testing import SimulatedClock
+from moorage.worker.job.output_pages import page_of
 
 ALPHABET = [b"line\n", "né€🚢".encode(), b"\xff\xfe", b"\0" * 9, b"x" * 50, b"\xe2\x82"]
 

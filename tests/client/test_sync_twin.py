@@ -27,19 +27,17 @@ from moorage.client import (
     JobFailed,
     Lease,
     NotFound,
-    Ran,
     Rejected,
-    SimFleet,
     SyncJob,
     SyncLease,
     SyncWatch,
-    Task,
     TimedOut,
     Watch,
 )
 from moorage.client.admin import Admin
 from moorage.client.loop_thread import LoopThread
 from moorage.client.sync import SyncAdmin
+from moorage.testing import Ran, SimFleet, Task
 
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
@@ -312,7 +310,8 @@ def test_a_forks_child_leaves_the_block_in_peace(client: Client) -> None:
 
 WITHOUT_DESCRIPTORS = """
 import resource, threading
-from moorage.client import Client, SimFleet
+from moorage.client import Client
+from moorage.testing import SimFleet
 client = Client(transport=SimFleet("1xH100"))
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 with open("/dev/null") as next_free:

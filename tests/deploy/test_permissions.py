@@ -22,7 +22,7 @@ from moorage.bus.object_store import ObjectStore, files_store
 from moorage.bus.transport import Delivery
 from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, Subjects
-from moorage.worker.handler_results import Result, ResultStore, line_of
+from moorage.worker.drivers.handler.results import Result, ResultStore, line_of
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 

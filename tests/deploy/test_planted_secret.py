@@ -107,7 +107,7 @@ async def test_a_planted_secret_is_in_the_jobs_environment_and_nowhere_else() ->
 async def run_snapshot(made: Everybody) -> None:
     """The follower, as a leader starts it."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", SUBJECTS.prefix, "--replicas", "1",
+        sys.executable, "-m", "moorage.scheduler.ledger.snapshots", "--prefix", SUBJECTS.prefix, "--replicas", "1",
         env={**os.environ, **made.site.environment, "MOORAGE_LEDGER_URL": "ledger.main"},
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

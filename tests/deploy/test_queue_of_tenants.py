@@ -14,11 +14,11 @@ import pytest
 from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler import queue_reader
-from moorage.scheduler.backup import BackupRefused, _check_queue
-from moorage.scheduler.core.state import State, Tenant
-from moorage.scheduler.queue_streams import BYTES_MIN, stream_config
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.core.ledger.state import State, Tenant
+from moorage.scheduler.durable import queue_reader
+from moorage.scheduler.durable.queue_streams import BYTES_MIN, stream_config
+from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.ledger.backup import BackupRefused, _check_queue
 from moorage.schemas.subjects import Subjects
 from tests.servers import ANSWER_S, Server
 from tests.sites import RunningSite, running

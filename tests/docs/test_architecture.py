@@ -13,7 +13,7 @@ from tests.docs.markdown import DOCS
 ROOT: Final = DOCS.parent
 SCHEDULER: Final = ROOT / "scheduler" / "moorage" / "scheduler"
 PAGE: Final = (DOCS / "architecture.md").read_text()
-ROOMS: Final = ("schemas/", "system/", "bus/", "worker/", "client/", "scheduler/", "tests/")
+ROOMS: Final = ("schemas/", "system/", "bus/", "worker/", "client/", "testing/", "scheduler/", "tests/")
 RECIPES: Final = {
     title: (int(count), re.findall(r"^- `([^`]+)`", body, re.MULTILINE))
     for title, count, body in re.findall(

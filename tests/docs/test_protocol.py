@@ -18,7 +18,7 @@ from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.gpu import Distributed, GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, PREFIX_DEFAULT, Subjects
-from moorage.worker import environment
+from moorage.worker.job import environment
 from tools.generate import schemas
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"

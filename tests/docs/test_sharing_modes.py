@@ -18,27 +18,27 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import SHARING_MODES, GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.schemas.settings import NO_FILE
+from moorage.worker.agent.policy import Policy
+from moorage.worker.devices.readers.base import Inventory
+from moorage.worker.devices.readers.nvml import open_nvml
+from moorage.worker.devices.readers.simulated import SimulatedInventory
+from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
-from moorage.worker.drivers.docker import DockerDriver, DockerSettings
-from moorage.worker.drivers.handler import HandlerDriver
+from moorage.worker.drivers.container.docker import DockerDriver, DockerSettings
+from moorage.worker.drivers.container.podman import PodmanDriver
+from moorage.worker.drivers.container.podman_command import PodmanSettings
+from moorage.worker.drivers.handler.driver import HandlerDriver
 from moorage.worker.drivers.kit import Kit
-from moorage.worker.drivers.kubernetes import KubernetesDriver
+from moorage.worker.drivers.kubernetes.driver import KubernetesDriver
 from moorage.worker.drivers.loading import find
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.drivers.podman import PodmanDriver
-from moorage.worker.drivers.podman_command import PodmanSettings
-from moorage.worker.drivers.process import ProcessDriver
+from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.drivers.vm import VmDriver
-from moorage.worker.inventory.base import Inventory
-from moorage.worker.inventory.nvml import open_nvml
-from moorage.worker.inventory.simulated import SimulatedInventory
-from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from moorage.worker.member_messages import Event, Log
-from moorage.worker.memory_guard import MemoryGuard
-from moorage.worker.policy import Policy
+from moorage.worker.drivers.vm.driver import VmDriver
+from moorage.worker.session.member_messages import Event, Log
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.memory_guard import MemoryGuard
 from tests.mutants.files import read_mutants
 from tests.named_tests import missing
 from tests.nvidia.stub import Board, Stub

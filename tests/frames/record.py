@@ -49,7 +49,7 @@ _DIGEST: Final = """
 import sys, json, base64
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.ledger.state import State
 state = State()
 for line in open(sys.argv[1]):
     row = json.loads(line)
@@ -229,7 +229,7 @@ async def one_of_each(it: Recording) -> dict[str, str]:
 
 async def write_snapshot(it: Recording) -> None:
     """The follower of the release writes the state as of now; the leader goes on."""
-    follower = [it.python, "-m", "moorage.scheduler.snapshots", "--prefix", PREFIX]
+    follower = [it.python, "-m", "moorage.scheduler.ledger.snapshots", "--prefix", PREFIX]
     done = await asyncio.to_thread(
         subprocess.run, follower, env=it.environment, cwd=it.folder, capture_output=True, text=True, check=True
     )

@@ -14,7 +14,7 @@ from moorage.schemas.frames import Event as EventFrame
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.frames.recorded import encode_newer
 from tests.waiting import until
-from tests.worker.test_agent import body, name_of, place, world
+from tests.worker.agent.test_agent import body, name_of, place, world
 
 
 def test_the_frames_say_more() -> None:

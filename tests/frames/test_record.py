@@ -10,7 +10,7 @@ import pytest
 
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.ledger.state import State
 from moorage.schemas.release import RELEASE
 from tests.frames.recorded import RELEASES, Recorded, recorded
 

@@ -12,7 +12,7 @@ from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.ledger.state import State
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import (

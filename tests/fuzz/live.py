@@ -32,7 +32,7 @@ from moorage.schemas import frames, job, operate
 from moorage.schemas.job import STATES, TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.leases import protocol as leases
+from moorage.worker.lend import protocol as leases
 from moorage.worker.supervisor import protocol as supervisor
 from tests.frames.recorded import RELEASES, recorded
 from tests.fuzz.mutate import mutated

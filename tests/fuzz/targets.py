@@ -26,8 +26,8 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core.ledger import record
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, load
-from moorage.scheduler.core.state import State
-from moorage.scheduler.ledger import Ledger, LedgerBroken
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
 from moorage.schemas import frames, job, operate
 from moorage.schemas.codec import Decoder, split_array
 from moorage.schemas.errors import CODES, MoorageError, Problem, Refused
@@ -36,8 +36,8 @@ from moorage.schemas.release import release_problem
 from moorage.schemas.settings import read_file
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import duration_s, size_bytes
-from moorage.worker import journal
-from moorage.worker.leases import protocol as leases
+from moorage.worker.agent import journal
+from moorage.worker.lend import protocol as leases
 from moorage.worker.supervisor import journal as supervisor_journal
 from moorage.worker.supervisor import protocol as supervisor
 from moorage.worker.supervisor.client import Supervised, SupervisorGone

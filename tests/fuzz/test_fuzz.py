@@ -25,7 +25,7 @@ REGRESSIONS = (
     ("an acknowledgement", 0, 132),
     ("a ledger record", 0, 1577),  # steps that end within one, and acts too short: a standby ended without a word
     ("a ledger record", 0, 1824),
-    ("moorage.worker.output_reader._decode_read_log", 0, 795),  # a refusal that repeated 64 KiB of what came
+    ("moorage.worker.job.output_reader._decode_read_log", 0, 795),  # a refusal that repeated 64 KiB of what came
 )
 
 
@@ -53,7 +53,7 @@ def test_what_escaped_once(name: str, seed: int, number: int) -> None:
     assert fuzz(target, seed, range(number, number + 1)).escapes == []
 
 
-@pytest.mark.parametrize("name", ["schemas.codec.decode_request", "scheduler.intake._decode_from_worker"])
+@pytest.mark.parametrize("name", ["schemas.codec.decode_request", "scheduler.leader.intake._decode_from_worker"])
 def test_what_the_outside_may_send_is_nearly_right_and_not_noise(name: str) -> None:
     """So that what stands behind the first look is met, too."""
     [target] = [each for each in targets() if each.name == f"moorage.{name}"]

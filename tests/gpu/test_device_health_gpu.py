@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from moorage.worker.device_health import DeviceHealth
-from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.devices.device_health import DeviceHealth
+from moorage.worker.devices.readers.nvml import open_nvml
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from moorage.worker.inventory.nvml import open_nvml
-from moorage.worker.pool import GpuPool
+from moorage.worker.devices.pool import GpuPool
+from moorage.worker.devices.readers.nvml import open_nvml
 from tests.gpu.nvidia_smi import asked_of_nvidia_smi
 
 pytestmark = pytest.mark.gpu

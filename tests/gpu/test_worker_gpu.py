@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.devices.readers.nvml import open_nvml
 from tests.gpu.nvidia_smi import asked_of_nvidia_smi
 from tests.live.stack import Caller, Stack, caller, is_alive, stack
 from tests.waiting import until

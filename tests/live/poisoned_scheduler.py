@@ -15,20 +15,20 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.connection import connect
-from moorage.scheduler.copies import Copies
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.effects.output_writer import OutputWriter
+from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.outputs.output_writer import OutputWriter
 from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.rank.ranker import Pack
 from moorage.scheduler.core.schedule.placing import Placing
-from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.fleet_frames import FleetFrames
-from moorage.scheduler.foresight import Foresight
-from moorage.scheduler.inspection import Inspection
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.leader.copies import Copies
+from moorage.scheduler.leader.fleet_frames import FleetFrames
+from moorage.scheduler.leader.inspection import Inspection
+from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.questions.foresight import Foresight
 from moorage.scheduler.settings import ledger_url
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects

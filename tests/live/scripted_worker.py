@@ -14,20 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.frames import (
-    Device,
-    End,
-    Fact,
-    FactFrame,
-    Goodbye,
-    Held,
-    Hello,
-    Join,
-    Place,
-    Renew,
-    Start,
-    Wanted,
-)
+from moorage.schemas.frames import Device, End, Fact, FactFrame, Goodbye, Held, Hello, Join, Place, Renew, Start, Wanted
 from moorage.schemas.subjects import Subjects
 from tests.asking import answered
 from tests.live.stack import ANSWER_S, TRY_S

@@ -28,7 +28,7 @@ from nats.aio.msg import Msg
 import moorage
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
-from moorage.worker.run import SUPERVISOR_FOLDER
+from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.asking import answered
 from tests.servers import Server, delete_streams
@@ -58,7 +58,7 @@ import msgspec
 from moorage.bus.connection import connect
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.main import ledger_url
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.subjects import Subjects
 
 async def main(url, prefix, config):
@@ -82,7 +82,7 @@ importlib.import_module("moorage.scheduler.main").main()
 _AGENT: Final = """
 import asyncio, logging, signal, sys
 import msgspec
-from moorage.worker.run import run
+from moorage.worker.agent.run import run
 from moorage.worker.settings import settings_from
 
 async def main():

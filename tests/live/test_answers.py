@@ -11,7 +11,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import APPEND_TIMEOUT_S, Ack, JetStream, JsError
 from moorage.bus.transport import Delivery
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, Hello, Join
 from moorage.schemas.subjects import Subjects

@@ -10,9 +10,9 @@ import pytest
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import Look, Looked
-from moorage.worker.inventory.base import DeviceProcess, SlotReading
-from moorage.worker.inventory.simulated import SimulatedInventory
-from moorage.worker.run import start
+from moorage.worker.agent.run import start
+from moorage.worker.devices.readers.base import DeviceProcess, SlotReading
+from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.settings import WorkerSettings
 from tests.live.stack import caller, stack
 from tests.waiting import until

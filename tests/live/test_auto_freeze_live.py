@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.worker.agent.run import start
 from moorage.worker.freezing import cuda
-from moorage.worker.limiter import limits
-from moorage.worker.limiter.segment import Segment
-from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter import limits
+from moorage.worker.sharing.limiter.segment import Segment
 from tests.live.stack import QUICK, caller, stack
 from tests.nvidia.limited import built
 from tests.nvidia.stub import Board, Stub, libraries
 from tests.waiting import until
-from tests.worker.test_agent_process import state_folder
-from tests.worker.test_auto_freeze import WORKS
+from tests.worker.agent.test_agent_process import state_folder
+from tests.worker.freezing.test_auto_freeze import WORKS
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 

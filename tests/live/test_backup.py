@@ -16,15 +16,15 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler import backup as backups
-from moorage.scheduler.backup import BackupRefused, backup, read, restore
-from moorage.scheduler.core import digests
+from moorage.scheduler.core.ledger import digests
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.snapshot import snapshot_digest
-from moorage.scheduler.core.state import State
-from moorage.scheduler.ledger import Ledger, LedgerBroken
-from moorage.scheduler.queue_streams import stream_config
-from moorage.scheduler.snapshots import Snapshots, recover
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.durable.queue_streams import stream_config
+from moorage.scheduler.ledger import backup as backups
+from moorage.scheduler.ledger.backup import BackupRefused, backup, read, restore
+from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
+from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import BRIEF, Caller, RealProcess, Stack, caller, is_alive, stack
 from tests.servers import MortalServer, Server, WheelServer
@@ -270,7 +270,7 @@ async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
             raise Crash
 
         with monkeypatch.context() as patched:
-            patched.setattr("moorage.scheduler.ledger.Ledger.begin_restored", crash)
+            patched.setattr("moorage.scheduler.ledger.ledger.Ledger.begin_restored", crash)
             with pytest.raises(Crash):
                 await bring_back(made, file, replace=True)
         stray = await start(made)
@@ -308,7 +308,7 @@ async def test_a_backup_is_restored_again_over_a_ledger_that_was_restored_from_i
         monkeypatch.setattr(backups, "SILENT_S", 0.0)
         if broken_off:
             with monkeypatch.context() as patched:
-                patched.setattr("moorage.scheduler.ledger.Ledger.ensure", lambda *_, **__: 1 / 0)
+                patched.setattr("moorage.scheduler.ledger.ledger.Ledger.ensure", lambda *_, **__: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
                     await bring_back(made, file, replace=True)
         await bring_back(made, file, replace=True)

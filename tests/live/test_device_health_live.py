@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.worker.inventory.simulated_faults import FILE_NAME
+from moorage.worker.devices.readers.simulated_faults import FILE_NAME
 from tests.live.stack import QUICK, Caller, Stack, caller, stack
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 from nats.micro.service import ServiceInfo, ServicePing, ServiceStats, ServiceVerb, control_subject
 
-from moorage.scheduler.discovery import SERVICE
+from moorage.scheduler.leader.discovery import SERVICE
 from moorage.schemas.subjects import API_VERBS
 from tests.live.stack import ANSWER_S, Stack, caller, stack
 from tests.servers import Server

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from moorage.client import AsyncClient, NotFound, Rejected
-from moorage.scheduler.dead_letters import LETTERS_MAX, DeadLetters
+from moorage.scheduler.durable.dead_letters import LETTERS_MAX, DeadLetters
 from moorage.schemas.subjects import Subjects
 from tests.live.stack import ANSWER_S, Stack, caller, request, stack
 from tests.servers import Server

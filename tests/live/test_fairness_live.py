@@ -14,7 +14,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
-from moorage.scheduler.ledger_reader import LedgerReader, rows
+from moorage.scheduler.ledger.ledger_reader import LedgerReader, rows
 from tests.live.stack import ANSWER_S, Stack, caller, stack
 from tests.servers import Server
 

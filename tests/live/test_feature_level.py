@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.scheduler.core.records import FORMAT
+from moorage.scheduler.core.ledger.records import FORMAT
 from tests.live.stack import _ROOTS, QUICK, Caller, RealProcess, Stack, caller, stack
 from tests.servers import Server
 from tests.waiting import until
@@ -17,10 +17,11 @@ from tests.waiting import until
 #: this release's scheduler, but for one thing: it knows one format more
 _NEXT: Final = """
 import sys
-from moorage.scheduler import ledger, main
+from moorage.scheduler.ledger import ledger
+from moorage.scheduler import main
 from moorage.scheduler.core.ledger import fold
 from moorage.scheduler.core.operate import orders
-from moorage.scheduler.core import records
+from moorage.scheduler.core.ledger import records
 for module in (records, fold, orders, ledger):
     module.FORMAT += 1
 main.main()

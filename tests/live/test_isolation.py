@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from moorage.client import AsyncClient
-from moorage.worker.run import SUPERVISOR_FOLDER
+from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from tests.live.stack import ANSWER_S, Stack, caller, stack
 from tests.servers import Server
 from tests.waiting import until

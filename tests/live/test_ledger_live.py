@@ -19,20 +19,20 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import RequestTimeout
 from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, Ack, JetStream, JsError
 from moorage.bus.transport import Outgoing
-from moorage.scheduler import reign, service
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken, Submit
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, encode_record
+from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.snapshot import dump
-from moorage.scheduler.core.records import FORMAT
-from moorage.scheduler.core.state import State
-from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
-from moorage.scheduler.snapshot_follower import Command, take_snapshot
-from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
-from moorage.scheduler.write_stall import NOT_CONNECTED, stall_problem
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.leader import reign, service
+from moorage.scheduler.leader.write_stall import NOT_CONNECTED, stall_problem
+from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
+from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
+from moorage.scheduler.ledger.snapshots import Snapshots, follow_and_write, recover
 from moorage.schemas.subjects import Subjects
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import ANSWER_S, QUICK, caller, request, stack
@@ -454,7 +454,7 @@ def ahead(seq: int) -> State:
 @contextlib.asynccontextmanager
 async def leader_with_snapshots(server: Server, subjects: Subjects) -> AsyncIterator[service.Scheduler]:
     """A scheduler in this process that leads, and has a snapshot written every five records by a real process."""
-    follower = Command([sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", subjects.prefix], {})
+    follower = Command([sys.executable, "-m", "moorage.scheduler.ledger.snapshots", "--prefix", subjects.prefix], {})
     async with await connect(server.url, "world") as world, await connect(server.ledger_url, "ledger") as ledger:
         scheduler = service.Scheduler(world, ledger, subjects=subjects, snapshot_command=follower, snapshot_records=5)
         running = asyncio.create_task(scheduler.run())

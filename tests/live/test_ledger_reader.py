@@ -18,9 +18,9 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.ledger import Ledger
-from moorage.scheduler.ledger_reader import CannotShow, LedgerReader, concerns, rows
-from moorage.scheduler.snapshots import Snapshots
+from moorage.scheduler.ledger.ledger import Ledger
+from moorage.scheduler.ledger.ledger_reader import CannotShow, LedgerReader, concerns, rows
+from moorage.scheduler.ledger.snapshots import Snapshots
 from moorage.schemas.subjects import Subjects
 from tests.cli.node import Node, moorage, node_on, unread
 from tests.scheduler.driving import Driving

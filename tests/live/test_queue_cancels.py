@@ -13,10 +13,10 @@ import pytest
 from moorage.bus.connection import Connection, connect
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
-from moorage.scheduler import queue_reader
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.state import State, Tenant
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.core.ledger.state import State, Tenant
+from moorage.scheduler.durable import queue_reader
+from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.subjects import Subjects
 from tests.servers import ANSWER_S, Server
 from tests.waiting import until

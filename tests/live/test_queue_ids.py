@@ -11,9 +11,9 @@ from nats.aio.client import Client
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler import queue_reader, queue_streams
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.queue_streams import DUPLICATES_NS, stream_config
+from moorage.scheduler.durable import queue_reader, queue_streams
+from moorage.scheduler.durable.queue_streams import DUPLICATES_NS, stream_config
 from tests.live.stack import ANSWER_S, Caller, Stack, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server

@@ -12,10 +12,10 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.state import State
-from moorage.scheduler.queue_reader import BATCH
-from moorage.scheduler.queue_streams import stream_config
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.durable.queue_reader import BATCH
+from moorage.scheduler.durable.queue_streams import stream_config
+from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.subjects import Subjects
 from tests.servers import ANSWER_S, Server
 from tests.waiting import until

@@ -8,7 +8,7 @@ import pytest
 
 from moorage.cli.framework.exit_codes import EXIT_PIPE_CLOSED
 from moorage.client.client import AsyncClient
-from moorage.scheduler.recording import replay
+from moorage.scheduler.ledger.recording import replay
 from tests.cli.node import moorage, unread
 from tests.live.stack import ANSWER_S, caller, stack
 from tests.servers import Server

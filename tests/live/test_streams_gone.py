@@ -13,9 +13,9 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.dead_letters import LETTERS_MAX
-from moorage.scheduler.queue_reader import AHEAD_MAX, BATCH, UNBURIED_MAX
-from moorage.scheduler.queue_streams import stream_config
+from moorage.scheduler.durable.dead_letters import LETTERS_MAX
+from moorage.scheduler.durable.queue_reader import AHEAD_MAX, BATCH, UNBURIED_MAX
+from moorage.scheduler.durable.queue_streams import stream_config
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.operate import DeadLetter
@@ -203,7 +203,7 @@ async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_i
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         settings = {**QUICK, "snapshot_records": 100.0}
-        hasty = {"moorage.scheduler.reign.SNAPSHOT_LOOK_S": 0.5}
+        hasty = {"moorage.scheduler.leader.reign.SNAPSHOT_LOOK_S": 0.5}
         first = await made.set_scheduler("first", settings, made.url, made.ledger_url, hasty)
         await acme.leader()
         await acme.submit("before")

@@ -15,10 +15,10 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.backup import BackupRefused, backup, restore
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.ledger import Ledger
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.ledger.backup import BackupRefused, backup, restore
+from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.subjects import Subjects
 from tests.live.stack import QUICK, Stack, caller, stack
 from tests.servers import Server

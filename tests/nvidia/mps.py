@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.mps.control import PROGRAM
+from moorage.worker.sharing.mps.control import PROGRAM
 from tests.nvidia.packages import unpacked
 
 #: a client: it connects, writes down what limits it has, and stays; without a daemon it ends with 3

@@ -1,6 +1,6 @@
 """NVIDIA's MPS control daemon, played: the program `nvidia-cuda-mps-control`, with the answers of version 550.163.01.
 
-`tests/worker/test_mps_control.py` asks it and the real one the same. With `-f` it is the daemon of its pipe directory:
+`test_mps_control.py` asks it and the real one the same. With `-f` it is the daemon of its pipe directory:
 it has the same sockets, and a server, which is a process, once the first client is there. A client is a process that
 connects and says `CLIENT`; that is the played part. Without `-f` it sends its standard input to the daemon.
 

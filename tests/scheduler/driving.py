@@ -15,34 +15,25 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.beside import is_at_rest
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.beside import is_at_rest
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
+from moorage.scheduler.core.ledger.records import FORMAT, RECORD_BYTES_MAX
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queue.queue import entry
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX
-from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.schemas.codec import Decoder, decode_request, is_json
-from moorage.schemas.frames import (
-    Fact,
-    FactFrame,
-    FactKind,
-    Goodbye,
-    Hello,
-    Join,
-    Renew,
-    Wanted,
-)
+from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
 from moorage.schemas.subjects import Subjects

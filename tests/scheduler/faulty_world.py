@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.acts import Preempt
+from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Op
-from moorage.scheduler.core.state import IS_TERMINAL
+from moorage.scheduler.core.ledger.records import FORMAT, STEP_WIDTH, Op
+from moorage.scheduler.core.ledger.state import IS_TERMINAL
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
 from moorage.schemas.job import TERMINAL

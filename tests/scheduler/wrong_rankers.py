@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank.ranker import Choice, Pack
-from moorage.scheduler.core.shape import Shape
 
 
 class _First(Pack):

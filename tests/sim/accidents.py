@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from moorage.bus.errors import BusError
-from moorage.bus.simulated.bus import SERVER
-from moorage.bus.simulated.network import Faults
-from moorage.bus.simulated.streams import Stream
 from moorage.schemas.subjects import Subjects
-from moorage.worker.inventory.faults import Fault, Gravity
+from moorage.testing.bus.bus import SERVER
+from moorage.testing.bus.network import Faults
+from moorage.testing.bus.streams import Stream
+from moorage.worker.devices.readers.faults import Fault, Gravity
 from tests.sim.callers import ANSWER_S, TENANTS
 from tests.sim.cluster import REORDER_MS, Cluster
 

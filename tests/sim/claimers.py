@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from moorage.schemas.gpu import Sharing
-from moorage.worker.pool import GpuLease, GpuPool, PoolLease
+from moorage.worker.devices.pool import GpuLease, GpuPool, PoolLease
 from tests.sim.devices import LocalHold
 
 #: seconds between two claims of one worker's process, and how long each is held; on average

@@ -27,24 +27,25 @@ import msgspec
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
-from moorage.bus.simulated.bus import FaultyNetwork, SimulatedBus
-from moorage.bus.simulated.clock import SimulatedClock, Stalled
-from moorage.bus.simulated.processes import Process
-from moorage.scheduler import foresight, reign, service, standing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.ledger import Ledger, LedgerBroken
-from moorage.scheduler.service import Scheduler
-from moorage.scheduler.snapshot_follower import Command
-from moorage.scheduler.snapshots import Snapshots, recover
+from moorage.scheduler.leader import reign, service, standing
+from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
+from moorage.scheduler.ledger.snapshot_follower import Command
+from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.scheduler.questions import foresight
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
-from moorage.worker.agent import Agent
-from moorage.worker.drivers.process import ProcessDriver
-from moorage.worker.fleet_host import FleetHost
-from moorage.worker.inventory.host import HostFacts
-from moorage.worker.inventory.simulated_hosts import simulated_hosts
+from moorage.testing.bus.bus import FaultyNetwork, SimulatedBus
+from moorage.testing.bus.clock import SimulatedClock, Stalled
+from moorage.testing.bus.processes import Process
+from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.fleet_host import FleetHost
+from moorage.worker.devices.readers.host import HostFacts
+from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
+from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.settings import WorkerSettings
 from tests.sim.callers import Callers
 from tests.sim.claimers import Claimers

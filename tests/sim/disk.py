@@ -6,9 +6,9 @@ import errno
 import os
 from collections.abc import Sequence
 
-from moorage.bus.simulated.processes import Process
 from moorage.schemas.frames import Fact
-from moorage.worker.journal import JOURNAL_NAME, Journal
+from moorage.testing.bus.processes import Process
+from moorage.worker.agent.journal import JOURNAL_NAME, Journal
 from tests.sim.machine import Machine
 
 

@@ -13,11 +13,11 @@ from typing import Any, Final, cast
 
 from moorage.bus.errors import BusError
 from moorage.bus.health import State
-from moorage.bus.simulated.bus import SimulatedBus
 from moorage.client.client import AsyncClient
 from moorage.client.errors import ClientError, NotFound
 from moorage.client.transport import Link
 from moorage.schemas.job import TERMINAL
+from moorage.testing.bus.bus import SimulatedBus
 from tests.sim.judge import Judge
 
 #: the share of the accepted jobs that somebody follows, and of those that somebody asks about again and again

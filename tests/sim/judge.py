@@ -12,17 +12,17 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from moorage.bus.jetstream import StoredMessage
-from moorage.bus.simulated.bus import SimulatedBus
 from moorage.cli.demo.intervals import clash
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.invariants import Broken, validate
-from moorage.scheduler.core.state import State, Worker
-from moorage.scheduler.ledger import Ledger
+from moorage.scheduler.core.ledger.state import State, Worker
+from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
+from moorage.testing.bus.bus import SimulatedBus
 from tests.sim.devices import LocalHold, Ran
 from tests.sim.machine import Machine
 from tests.sim.orders import Orders

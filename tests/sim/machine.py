@@ -16,27 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from moorage.bus.simulated.processes import Process
+from moorage.testing.bus.processes import Process
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer, MembersOf
-from moorage.worker.limiter.limits import Limits
-from moorage.worker.member_messages import MemberName
-from moorage.worker.supervisor.client import (
-    Supervised,
-    SupervisorGone,
-    SupervisorIdentity,
-    SupervisorUnavailable,
-)
-from moorage.worker.supervisor.protocol import (
-    Ended,
-    EndMember,
-    Event,
-    Listed,
-    Reason,
-    Started,
-    StartMember,
-)
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.sharing.limiter.limits import Limits
+from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorIdentity, SupervisorUnavailable
+from moorage.worker.supervisor.protocol import Ended, EndMember, Event, Listed, Reason, Started, StartMember
 from tests.sim.devices import LocalHold, MachineInventory, Memory, Ran
 
 #: what a start takes at most, and a death by SIGKILL

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.state import Job, Member, State, Worker
+from moorage.scheduler.core.ledger.state import Job, Member, State, Worker
 
 #: a window that begins is seen at the next look, once a second
 WINDOW_LOOK_MS: Final = 1_500

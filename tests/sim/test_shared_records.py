@@ -9,15 +9,15 @@ from typing import Any, Final, cast
 import msgspec
 
 from moorage.bus.connection import Connection
-from moorage.bus.simulated.bus import SimulatedBus, SimulatedConnection
-from moorage.bus.simulated.clock import SimulatedClock
-from moorage.bus.simulated.network import SERVER, Faults, FaultyNetwork
 from moorage.bus.transport import Delivery
-from moorage.scheduler.reign import SHARE_AFTER, SHARE_WAIT_S
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.leader.reign import SHARE_AFTER, SHARE_WAIT_S
+from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted
 from moorage.schemas.subjects import Subjects
+from moorage.testing.bus.bus import SimulatedBus, SimulatedConnection
+from moorage.testing.bus.clock import SimulatedClock
+from moorage.testing.bus.network import SERVER, Faults, FaultyNetwork
 from tests.waiting import until
 
 SUBJECTS: Final = Subjects("t")

@@ -9,10 +9,10 @@ from typing import Final, cast
 import msgspec
 
 from moorage.bus.connection import Connection
-from moorage.bus.simulated.bus import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.subjects import Subjects
+from moorage.testing.bus.bus import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock
 from tests.waiting import until
 
 CLUSTER: Final = msgspec.structs.replace(Config(), **CLUSTER_DEFAULTS)

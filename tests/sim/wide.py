@@ -21,7 +21,7 @@ import msgspec
 
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.state import AT_RUNNING, LOST_KEPT
+from moorage.scheduler.core.ledger.state import AT_RUNNING, LOST_KEPT
 from moorage.schemas.job import QOS
 from moorage.schemas.subjects import Subjects
 from tests.sim.accidents import FEW_ACTS, Accidents

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from moorage.system.disk_room import LOOK_BYTES, DiskRoom, spare_bytes
-from moorage.worker.output_keeper import OutputBounds, OutputKeeper
-from moorage.worker.output_pages import read_page
+from moorage.worker.job.output_keeper import OutputBounds, OutputKeeper
+from moorage.worker.job.output_pages import read_page
 from moorage.worker.supervisor.output import OutputPump, cut_at, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER
 from tests.disk import fill, mount_small, unmount
-from tests.worker.test_output_pages import ask
+from tests.worker.job.test_output_pages import ask
 
 MIB = 1024**2
 LARGE = 1 << 40

@@ -14,15 +14,15 @@ from tests.tidy.test_tidy import ROOMS, ROOT, parsed, sources
 NAMES: Final = {*UP_TO_0_2, *BUILT_IN}
 #: the drivers' own files: all of these may say the name of theirs
 OWN: Final = {
-    "worker/moorage/worker/drivers/process.py": "process",
+    "worker/moorage/worker/drivers/process/driver.py": "process",
     "worker/moorage/worker/drivers/noop.py": "noop",
-    "worker/moorage/worker/drivers/docker.py": "docker",
-    "worker/moorage/worker/drivers/kubernetes.py": "kubernetes",
-    "worker/moorage/worker/drivers/vm.py": "vm",
-    "worker/moorage/worker/drivers/podman.py": "podman",
-    "worker/moorage/worker/drivers/podman_command.py": "podman",
-    "worker/moorage/worker/drivers/handler.py": "handler",
-    "worker/moorage/worker/handler_context.py": "handler",
+    "worker/moorage/worker/drivers/container/docker.py": "docker",
+    "worker/moorage/worker/drivers/kubernetes/driver.py": "kubernetes",
+    "worker/moorage/worker/drivers/vm/driver.py": "vm",
+    "worker/moorage/worker/drivers/container/podman.py": "podman",
+    "worker/moorage/worker/drivers/container/podman_command.py": "podman",
+    "worker/moorage/worker/drivers/handler/driver.py": "handler",
+    "worker/moorage/worker/drivers/handler/context.py": "handler",
 }
 #: where else the name of a driver stands, and why. Take away from it; add nothing to it
 SAID: Final[dict[str, set[str]]] = {
@@ -41,22 +41,26 @@ SAID: Final[dict[str, set[str]]] = {
     # the one table of those that come with moorage
     "worker/moorage/worker/drivers/__init__.py": {"noop", "docker", "podman", "vm", "kubernetes"},
     # hosts and jobs of published traces, for `moorage simulate`
-    "scheduler/moorage/scheduler/simulate/world.py": {"process", "noop", "handler", "docker"},
-    "scheduler/moorage/scheduler/simulate/trace.py": {"noop"},
-    "scheduler/moorage/scheduler/simulate/openb_jobs.py": {"noop"},
-    "scheduler/moorage/scheduler/simulate/philly.py": {"noop"},
+    "testing/moorage/testing/simulate/world.py": {"process", "noop", "handler", "docker"},
+    "testing/moorage/testing/simulate/trace.py": {"noop"},
+    "testing/moorage/testing/simulate/openb_jobs.py": {"noop"},
+    "testing/moorage/testing/simulate/philly.py": {"noop"},
     # of Apple's GPUs, a mode of a lease
     "schemas/moorage/schemas/gpu.py": {"vm"},
     # the same words, of no driver: attributes and a field of a file
-    "bus/moorage/bus/simulated/bus.py": {"handler"},
-    "bus/moorage/bus/simulated/processes.py": {"process"},
+    "testing/moorage/testing/bus/bus.py": {"handler"},
+    "testing/moorage/testing/bus/processes.py": {"process"},
     "bus/moorage/bus/subscription.py": {"handler"},
 }
-#: where the module of a driver is imported outside the drivers' folder: a service's own functions are one driver's
-#: whole purpose, and a simulated fleet has each of those that run nothing
+#: where modules of a driver are imported outside of its folder: a service's own functions are one driver's whole
+#: purpose; a simulated fleet has those that run nothing; GPUs that VMs have are handed on by the agent
 IMPORTED: Final[dict[str, set[str]]] = {
-    "worker/moorage/worker/embed.py": {"handler"},
-    "client/moorage/client/sim_fleet.py": {"handler", "noop"},
+    "client/moorage/client/handlers.py": {"handler"},
+    "client/moorage/client/kept_files.py": {"handler"},
+    "testing/moorage/testing/sim_fleet.py": {"handler", "noop"},
+    "worker/moorage/worker/agent/run.py": {"vm"},
+    "worker/moorage/worker/drivers/kit.py": {"vm"},
+    "worker/moorage/worker/job/attempt_files.py": {"handler"},
 }
 
 
@@ -72,8 +76,8 @@ def imported(file: Path) -> Iterator[str]:
     """The drivers whose modules a file imports."""
     for node in ast.walk(parsed(file)) if "moorage.worker.drivers." in file.read_text() else ():
         module = node.module if isinstance(node, ast.ImportFrom) else None
-        folder, _, name = (module or "").rpartition(".")
-        if folder == "moorage.worker.drivers" and name in NAMES:
+        name = (module or "").removeprefix("moorage.worker.drivers.").partition(".")[0]
+        if (module or "").startswith("moorage.worker.drivers.") and name in NAMES and file.parent.name != name:
             yield name
 
 

@@ -17,7 +17,10 @@ from tests.groups import LONGEST, OF_ONE_STACK, ROOT, group_of, put_longest_firs
     ("nodeid", "group"),
     [
         ("tests/schemas/test_release.py::test_what_is_a_release[1::2]", "tests/schemas/test_release.py"),
-        ("tests/worker/test_conformance.py::TestVm::test_start", "tests/worker/test_conformance.py::TestVm"),
+        (
+            "tests/worker/drivers/test_conformance.py::TestVm::test_start",
+            "tests/worker/drivers/test_conformance.py::TestVm",
+        ),
         ("tests/bus/test_inbox.py::test_a[container]", "containers of tests/bus"),
         ("tests/live/test_releases.py::test_a[container-0.2]", "containers of tests/live"),
         ("tests/live/test_releases.py::test_a[wheel-0.2]", "tests/live/test_releases.py::test_a[wheel-0.2]"),

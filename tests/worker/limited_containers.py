@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from moorage.schemas.gpu import GpuSpec, Share
-from moorage.worker.limiter.limits import Limits
-from moorage.worker.member_messages import Ended, MemberName
+from moorage.worker.session.member_messages import Ended, MemberName
+from moorage.worker.sharing.limiter.limits import Limits
 from tests.waiting import until
 
 GIB: Final = 1 << 30

@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.vm.passthrough import Passthrough
+from moorage.worker.drivers.vm.passthrough import Passthrough
 
 GPU: Final = "0000:17:00.0"
 AUDIO: Final = "0000:17:00.1"

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from moorage.schemas.capabilities import UP_TO_0_2
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Start, Wanted
-from moorage.worker.lease_session import NEVER_S
-from moorage.worker.member_messages import (
+from moorage.worker.session.lease_session import NEVER_S
+from moorage.worker.session.member_messages import (
     Claims,
     Command,
     Event,
@@ -19,7 +19,7 @@ from moorage.worker.member_messages import (
     TryClaim,
     TurnOver,
 )
-from moorage.worker.members import Members
+from moorage.worker.session.members import Members
 
 C = TypeVar("C")
 

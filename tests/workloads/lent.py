@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.beside import beside
+from moorage.scheduler.core.ledger.beside import beside
 from moorage.schemas.job import STATES
 from tests.workloads.reference import World, member_name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.state import Member
+from moorage.scheduler.core.ledger.state import Member
 from tests.workloads.reference import Room, World, member_name, request_of, slots_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
-from moorage.scheduler.core.state import Job, State
+from moorage.scheduler.core.ledger.state import Job, State
 from moorage.schemas.job import Request
 
 #: the states of an event that end a run by itself

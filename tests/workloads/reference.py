@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
-from moorage.scheduler.core.state import Job, Member, Replica, State
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request

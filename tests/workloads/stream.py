@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from moorage.scheduler.core.state import Member
+from moorage.scheduler.core.ledger.state import Member
 from moorage.schemas.job import STATES
 from tests.workloads.plan import H100, L40S, Draw, Plan
 from tests.workloads.reference import Waiting, request_of, starts, waiting_in

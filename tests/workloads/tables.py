@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.shape import SHAPES_MAX
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.fleet.shape import SHAPES_MAX
+from moorage.scheduler.core.ledger.state import State
 
 CORE: Final = "moorage.scheduler.core."
 #: constants that bound a soft table, by module and name, with what they are in a world of small bounds
@@ -24,20 +24,20 @@ BOUNDS: Final = {
     ("rank.prices", "RANKS_MAX"): 32,
     ("rank.fragments", "KEPT_MAX"): 48,
     ("rank.prices", "CELLS_MAX"): 64,
-    ("fairshare", "RATES_MAX"): 32,
-    ("host", "FITS_MAX"): 32,
-    ("host", "RANKS_MAX"): 32,
-    ("fleet", "ASKED_MAX"): 16,
-    ("fleet", "OPENED_MAX"): 64,
-    ("fleet", "TOUCHED_SPARE"): 16,
+    ("fleet.rates", "RATES_MAX"): 32,
+    ("fleet.host", "FITS_MAX"): 32,
+    ("fleet.host", "RANKS_MAX"): 32,
+    ("fleet.fleet", "ASKED_MAX"): 16,
+    ("fleet.fleet", "OPENED_MAX"): 64,
+    ("fleet.fleet", "TOUCHED_SPARE"): 16,
     ("lifecycle.admission", "MATCHED_MAX"): 32,
     ("lifecycle.admission", "SOONEST_MAX"): 32,
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
     ("lifecycle.timers", "TIMERS_SPARE"): 16,
-    ("effects.event_encoder", "TEXTS_MAX"): 32,
+    ("outputs.event_encoder", "TEXTS_MAX"): 32,
     ("schedule.reserve", "FIRST_MAX"): 16,
     ("schedule.runtime", "GROUPS_MAX"): 32,
-    ("waited", "TENANTS_MAX"): 2,
+    ("queue.waited", "TENANTS_MAX"): 2,
     ("schedule.victims", "COMPARED_MAX"): 3,
     ("schedule.preempt", "FOLLOWED_MAX"): 16,
     ("engine", "QUEUE_SPARE"): 16,

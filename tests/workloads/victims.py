@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.state import Member
+from moorage.scheduler.core.ledger.beside import beside
+from moorage.scheduler.core.ledger.state import Member
 from moorage.schemas.job import STATES
 from tests.workloads.reference import Waiting, World, as_waiting, left_too_soon, starts, taken_back
 

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from moorage.bus.simulated.clock import SimulatedClock
     from moorage.client.client import AsyncClient
     from moorage.client.errors import (
         BadContext,
@@ -35,13 +34,12 @@ if TYPE_CHECKING:
     from moorage.client.handlers import Progress
     from moorage.client.job import Job
     from moorage.client.lease import Lease
-    from moorage.client.sim_fleet import Ran, SimFleet, Task
     from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
-    from moorage.worker.leases.client import AskedBack
+    from moorage.worker.lend.client import AskedBack
 
 __all__ = [
     "Accepted",
@@ -74,7 +72,6 @@ __all__ = [
     "Progress",
     "QueueFull",
     "Queued",
-    "Ran",
     "Rejected",
     "Request",
     "Resources",
@@ -83,20 +80,16 @@ __all__ = [
     "Running",
     "Secret",
     "Share",
-    "SimFleet",
-    "SimulatedClock",
     "Step",
     "SyncJob",
     "SyncLease",
     "SyncWatch",
-    "Task",
     "TimedOut",
     "Unreachable",
     "Watch",
 ]
 
 _HOME: Final = {
-    "moorage.bus.simulated.clock": ("SimulatedClock",),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.errors": (
         "BadContext",
@@ -121,14 +114,13 @@ _HOME: Final = {
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),
     "moorage.client.lease": ("Lease",),
-    "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
     "moorage.client.steps": ("Claimed", "Ended", "Ending", "Frozen", "Placed", "Queued", "Running", "Step"),
     "moorage.client.sync": ("Client", "SyncJob", "SyncLease", "SyncWatch"),
     "moorage.client.gpus": ("Gpu",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
-    "moorage.worker.leases.client": ("AskedBack",),
+    "moorage.worker.lend.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}
 

@@ -108,7 +108,7 @@ class AsyncClient(Connected):
         key: str | None = None,
         **fields: Unpack[Fields],
     ) -> Job:
-        """Submit a call of the handler `name`, a function that a service offers (see `moorage.worker.embed`).
+        """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`).
 
         `input` is any value that JSON can hold, so no NaN and no infinity; the function reads it as `context.input`.
         Put larger data into a store of your own. The job is placed on a worker that offers the handler. The function's

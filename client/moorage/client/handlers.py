@@ -1,8 +1,8 @@
 """Handlers (functions of a service that workers call): the request for a call, its progress, and its result.
 
-The worker's side is `moorage.worker.embed`. A result is in the tenant's bucket before its job is SUCCEEDED (decision
-0004). A small result is also sent to all clients that wait for results, and on the job's log subject. A client that
-received it there does not read the bucket.
+The worker's side is `EmbeddedWorker`. A result is in the tenant's bucket before its job is SUCCEEDED (decision 0004). A
+small result is also sent to all clients that wait for results, and on the job's log subject. A client that received it
+there does not read the bucket.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from moorage.schemas.frames import Change
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.handler_context import DRIVER, HANDLER_NAME, INPUT_KEY
-from moorage.worker.handler_results import (
+from moorage.worker.drivers.handler.context import DRIVER, HANDLER_NAME, INPUT_KEY
+from moorage.worker.drivers.handler.results import (
     NOT_FINITE,
     ResultStore,
     decode_inline,

@@ -19,7 +19,7 @@ from moorage.schemas.errors import problem
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import LEFT_OUT, BadArchive, Inflating, stays_below, unpack
-from moorage.worker.handler_results import result_object
+from moorage.worker.drivers.handler.results import result_object
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected

@@ -35,9 +35,9 @@ from moorage.client.errors import NoAgent, NotPermitted, client_problem, error_o
 from moorage.client.gpus import gpu_spec
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec, as_one_replica, format_token
-from moorage.worker.environment import child_environment
-from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
-from moorage.worker.leases.protocol import SOCKET_NAME
+from moorage.worker.job.environment import child_environment
+from moorage.worker.lend.client import AskedBack, BorrowedLease, LeaseRefused, borrow
+from moorage.worker.lend.protocol import SOCKET_NAME
 
 if TYPE_CHECKING:
     from moorage.schemas.frames import Device
@@ -245,7 +245,7 @@ def _why_none(simulates: str) -> str:
     """Return why the `moorage up` of this folder lends nothing, if it simulates several hosts; else ""."""
     if not simulates:
         return ""
-    from moorage.worker.run import simulated_of
+    from moorage.worker.agent.run import simulated_of
     from moorage.worker.settings import WorkerSettings
 
     try:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from moorage.client.planning import Quota, Share
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
-    from moorage.worker.leases.client import AskedBack
+    from moorage.worker.lend.client import AskedBack
 
 
 class SyncJob(Handle[Job]):
@@ -378,7 +378,7 @@ class Client(ClientBase):
         key: str | None = None,
         **fields: Unpack[Fields],
     ) -> SyncJob:
-        """Submit a call of the handler `name`, a function that a service offers (see `moorage.worker.embed`)."""
+        """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`)."""
         return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
 
     def run(

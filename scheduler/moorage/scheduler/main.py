@@ -19,10 +19,11 @@ from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
-from moorage.scheduler.core.tflops import read_capacities
-from moorage.scheduler.ledger import LedgerBroken
-from moorage.scheduler.recording import Recorder
-from moorage.scheduler.service import Scheduler
+from moorage.scheduler.core.fleet.tflops import read_capacities
+from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.ledger.ledger import LedgerBroken
+from moorage.scheduler.ledger.recording import Recorder
+from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.settings import (
     LEDGER_URL_FILE_VARIABLE,
     LEDGER_URL_VARIABLE,
@@ -32,7 +33,6 @@ from moorage.scheduler.settings import (
     ledger_url,
     scheduler_settings,
 )
-from moorage.scheduler.snapshot_follower import Command
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file
@@ -140,7 +140,7 @@ def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
     if target and not ledger_url(settings.ledger_url_file):
         env[NATS_VARIABLE] = target
     at = ["--prefix", settings.prefix, "--replicas", str(settings.replicas)]
-    return Command([sys.executable, "-m", "moorage.scheduler.snapshots", *at], env)
+    return Command([sys.executable, "-m", "moorage.scheduler.ledger.snapshots", *at], env)
 
 
 def print_problem(told: Problem) -> None:

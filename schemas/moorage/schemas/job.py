@@ -9,15 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
-from moorage.schemas.driver_config import (
-    Fault,
-    canonical_id,
-    check,
-    devices_asked,
-    image_trouble,
-    is_id,
-    takes_image,
-)
+from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, image_trouble, is_id, takes_image
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
 from moorage.schemas.trouble import Trouble, quoted

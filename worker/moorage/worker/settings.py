@@ -19,11 +19,11 @@ from moorage.schemas.job import QOS, UID_MAX, Qos
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
-from moorage.worker.compute_modes import Length
-from moorage.worker.device_health import PROBATION_S
+from moorage.worker.devices.device_health import PROBATION_S
+from moorage.worker.devices.readers.base import FREE_WAIT_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
-from moorage.worker.inventory.base import FREE_WAIT_S
-from moorage.worker.limiter.controller import ControllerSettings
+from moorage.worker.sharing.compute_modes import Length
+from moorage.worker.sharing.limiter.controller import ControllerSettings
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64

@@ -15,8 +15,8 @@ import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import model_matches
-from moorage.worker.inventory.simulated import SimulatedHost
-from moorage.worker.inventory.simulated_hosts import MODELS, openb_hosts
+from moorage.worker.devices.readers.simulated import SimulatedHost
+from moorage.worker.devices.readers.simulated_hosts import MODELS, openb_hosts
 
 DATA: Final = Path(__file__).resolve().parent / "openb"
 GANG_RANKS: Final = 4

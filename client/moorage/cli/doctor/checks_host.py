@@ -51,8 +51,8 @@ def _of_worker() -> WorkerSettings | None:
 def secrets() -> Check | None:
     """Check that only this user can read a worker's secrets, and that the settings say who may use them; None if no
     folder of secrets is set."""
-    from moorage.worker.policy import Policy
-    from moorage.worker.secret_files import trouble_with_secrets
+    from moorage.worker.agent.policy import Policy
+    from moorage.worker.job.secret_files import trouble_with_secrets
 
     of_worker = _of_worker()
     if of_worker is None or of_worker.secrets_dir is None:
@@ -69,7 +69,7 @@ def secrets() -> Check | None:
 
 def root_jobs() -> Check | None:
     """Check that no tenant's processes run as root; None unless this user is root, as a worker's agent would be."""
-    from moorage.worker.policy import ROOT_FIX, ROOT_OPEN, Policy
+    from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN, Policy
 
     of_worker = _of_worker()
     if of_worker is None or os.geteuid() != 0:
@@ -156,7 +156,7 @@ def cgroup() -> Check:
 
 
 async def nvml() -> Check:
-    from moorage.worker.inventory.nvml import NvmlUnavailable, open_nvml
+    from moorage.worker.devices.readers.nvml import NvmlUnavailable, open_nvml
 
     try:
         inventory = await open_nvml(open_timeout_s=NVML_S_MAX)
@@ -179,9 +179,9 @@ async def nvml() -> Check:
 async def limiter() -> Check | None:
     """Check whether the limiter can tell what jobs use of each GPU; None if the settings do not turn a limiter on."""
     from moorage.system.proctree import sees_all_pids
-    from moorage.worker.inventory.nvml import NvmlUnavailable, import_pynvml, open_nvml
-    from moorage.worker.inventory.threads import in_thread
-    from moorage.worker.limiter.meter import Meter, Unmeasured
+    from moorage.worker.devices.readers.nvml import NvmlUnavailable, import_pynvml, open_nvml
+    from moorage.worker.devices.readers.threads import in_thread
+    from moorage.worker.sharing.limiter.meter import Meter, Unmeasured
 
     of_worker = _of_worker()
     if of_worker is None or not of_worker.limiter:

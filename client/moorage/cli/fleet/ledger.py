@@ -43,7 +43,7 @@ def backup(
     """
 
     def act() -> int:
-        from moorage.scheduler.backup import backup as take
+        from moorage.scheduler.ledger.backup import backup as take
         from moorage.scheduler.settings import ledger_url
 
         held, target = scheduler_of(settings, options)
@@ -83,7 +83,7 @@ def restore(
     """
 
     def act() -> int:
-        from moorage.scheduler.backup import restore as make
+        from moorage.scheduler.ledger.backup import restore as make
         from moorage.scheduler.settings import ledger_url
 
         if not os.access(file, os.R_OK):  # what is written here is refused in other words
@@ -184,7 +184,7 @@ def ledger_guarded(options: LedgerOptions, act: Any) -> int:
     def told() -> int | None:
         from moorage.client.errors import rejected
         from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-        from moorage.scheduler.ledger import Deposed, LedgerBroken
+        from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
 
         try:
             result: int | None = act()

@@ -18,7 +18,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.worker.inventory.mig_layout import MigGpu
+    from moorage.worker.devices.readers.mig_layout import MigGpu
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def mig(
 
     async def work(client: AsyncClient) -> None:
         from moorage.client.durations import seconds
-        from moorage.worker.inventory.mig_layout import parse_layout
+        from moorage.worker.devices.readers.mig_layout import parse_layout
 
         wanted, limit_s = parse_layout(layout), seconds(at_most)
         row = await _row(client, worker)
@@ -114,7 +114,7 @@ async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
     def look() -> tuple[MigGpu, str, str]:
         import pynvml
 
-        from moorage.worker.inventory.mig_layout import MigGpu
+        from moorage.worker.devices.readers.mig_layout import MigGpu
 
         try:
             pynvml.nvmlInit()
@@ -138,7 +138,7 @@ async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
 async def _in_time(work: Callable[[], T]) -> T:
     """Return what `work` returns. Raises Rejected if it takes more than NVML_S: a call to NVML may hang in the
     kernel."""
-    from moorage.worker.inventory.threads import in_thread
+    from moorage.worker.devices.readers.threads import in_thread
 
     try:
         async with asyncio.timeout(NVML_S):

@@ -99,7 +99,7 @@ class Node:
     async def _start_server(self) -> None:
         from moorage.bus.embedded import HOST, EmbeddedServer
         from moorage.bus.errors import ServerFailed
-        from moorage.worker.rendezvous import is_free_port
+        from moorage.worker.agent.rendezvous import is_free_port
 
         async def start(port: int) -> EmbeddedServer:
             return await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
@@ -129,7 +129,7 @@ class Node:
 
     async def _make_ledger_of(self, backup: Path) -> None:
         """Restore the ledger as `moorage admin restore --replace` does; no scheduler runs here now."""
-        from moorage.scheduler.backup import restore
+        from moorage.scheduler.ledger.backup import restore
         from moorage.schemas.subjects import PREFIX_DEFAULT
 
         assert self._server is not None
@@ -231,7 +231,7 @@ class Node:
             self._say_screen(fleet)
 
     async def _until_heard(self, client: AsyncClient) -> dict[str, Any]:
-        from moorage.worker.run import simulated_of
+        from moorage.worker.agent.run import simulated_of
         from moorage.worker.settings import WorkerSettings
 
         hosts = simulated_of(WorkerSettings(Path("unused"), simulate=self._simulate or None))

@@ -32,7 +32,7 @@ async def until_gone(pid: int) -> None:
 
 async def end_jobs(state: Path, hard: asyncio.Event) -> None:
     """End the worker's supervisor, which runs on when its agent ends, and its jobs; without grace if `hard` is set."""
-    from moorage.worker.run import SUPERVISOR_FOLDER
+    from moorage.worker.agent.run import SUPERVISOR_FOLDER
     from moorage.worker.supervisor.client import Supervised, SupervisorError
 
     folder = state / SUPERVISOR_FOLDER

@@ -108,7 +108,7 @@ def worker(
         from moorage.bus.target import WORKERS_FOLDER, find_context, find_home
         from moorage.schemas.settings import told
         from moorage.system.loops import loop_factory
-        from moorage.worker.run import run
+        from moorage.worker.agent.run import run
         from moorage.worker.settings import SECTION, worker_settings
 
         given = {**dataclasses.asdict(flags), "nats": options.nats}

@@ -116,7 +116,7 @@ def _check_fleet(simulate: str | None) -> None:
         return
     from moorage.client.errors import rejected
     from moorage.schemas.errors import Refused
-    from moorage.worker.run import simulated_of
+    from moorage.worker.agent.run import simulated_of
 
     try:
         simulated_of(WorkerSettings(Path("unused"), simulate=simulate))

@@ -21,7 +21,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.errors import NotFound
-    from moorage.scheduler.ledger_reader import LedgerReader
+    from moorage.scheduler.ledger.ledger_reader import LedgerReader
 
 #: columns of a line on a terminal, which comes before those after it are known: ledger, time, job, state, worker, GPUs
 _WIDTHS: Final = (8, 24, 26, 10, 12, 7)
@@ -92,7 +92,7 @@ async def _replay_ledger(
 ) -> int:
     from moorage.bus.connection import connect
     from moorage.bus.jetstream import JetStream
-    from moorage.scheduler import ledger_reader
+    from moorage.scheduler.ledger import ledger_reader
     from moorage.schemas.subjects import Subjects
 
     async with await connect(where, "moorage-replay") as connection:
@@ -123,8 +123,8 @@ def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
 
 def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
     from moorage.client.errors import rejected
-    from moorage.scheduler import ledger_reader
-    from moorage.scheduler.backup import read
+    from moorage.scheduler.ledger import ledger_reader
+    from moorage.scheduler.ledger.backup import read
 
     try:
         header, state = read(file)
@@ -207,8 +207,8 @@ def _word(value: Any) -> str:
 
 def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
     from moorage.client.errors import rejected
-    from moorage.scheduler.recording import CannotReplay, placements
-    from moorage.scheduler.recording import replay as decide_again
+    from moorage.scheduler.ledger.recording import CannotReplay, placements
+    from moorage.scheduler.ledger.recording import replay as decide_again
 
     records = differ = placed = 0
     try:
@@ -239,7 +239,7 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOp
 
 
 def _is_backup(file: Path) -> bool:
-    from moorage.scheduler.backup import MAGIC
+    from moorage.scheduler.ledger.backup import MAGIC
 
     try:
         with file.open("rb") as opened:

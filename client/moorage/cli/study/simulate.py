@@ -21,8 +21,8 @@ from moorage.cli.framework.render import table
 
 if TYPE_CHECKING:
     from moorage.scheduler.core.events import Order
-    from moorage.scheduler.simulate.run import Simulated
-    from moorage.scheduler.simulate.trace import SimHost, TraceJob
+    from moorage.testing.simulate.run import Simulated
+    from moorage.testing.simulate.trace import SimHost, TraceJob
 
 PROGRESS_S: Final = 0.5
 ERASED: Final = "\r\x1b[K"
@@ -112,9 +112,9 @@ def _check_writable(files: list[Path]) -> None:
 
 def _hosts(fleet: str | None) -> list[SimHost]:
     from moorage.client.errors import rejected
-    from moorage.scheduler.simulate.openb_jobs import openb_hosts
-    from moorage.scheduler.simulate.trace import SimHost
-    from moorage.worker.inventory.simulated_hosts import load_hosts, simulated_hosts
+    from moorage.testing.simulate.openb_jobs import openb_hosts
+    from moorage.testing.simulate.trace import SimHost
+    from moorage.worker.devices.readers.simulated_hosts import load_hosts, simulated_hosts
 
     if fleet is None:
         raise rejected("invalid-argument", "no hosts to simulate", next="name the hosts: --fleet 24x8xT4")
@@ -138,7 +138,7 @@ def _hosts(fleet: str | None) -> list[SimHost]:
 
 def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJob]:
     from moorage.client.errors import rejected
-    from moorage.scheduler.simulate import openb_jobs, philly, trace
+    from moorage.testing.simulate import openb_jobs, philly, trace
 
     try:
         with path.open("rb") as file:
@@ -244,10 +244,10 @@ def _simulate(
     from moorage.cli.framework.interrupts import raise_once
     from moorage.scheduler.core.config import Config
     from moorage.scheduler.settings import scheduler_settings
-    from moorage.scheduler.simulate.chart import Series, chart
-    from moorage.scheduler.simulate.measures import write_jobs, write_timeline
-    from moorage.scheduler.simulate.run import simulate as run_one
     from moorage.schemas.settings import declared
+    from moorage.testing.simulate.chart import Series, chart
+    from moorage.testing.simulate.measures import write_jobs, write_timeline
+    from moorage.testing.simulate.run import simulate as run_one
 
     flags = {key: f"--set {key}" for key in declared("scheduler", Config) if key != "ranker"}  # --ranker is one here
     # all are checked before the first is run

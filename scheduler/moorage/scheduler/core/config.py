@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from moorage.scheduler.core.ageing import Ageing
-from moorage.scheduler.core.state import AVOID_MAX
+from moorage.scheduler.core.ledger.state import AVOID_MAX
 from moorage.schemas.settings import setting
 
 GIB: Final = 1 << 30

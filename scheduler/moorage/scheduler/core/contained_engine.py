@@ -14,16 +14,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from moorage.scheduler.core.containment import PLACING, REBUILT_A_MS, STEPS, TIMERS, Containment, Failure
-from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order, QueueRead, Submit
 from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.outputs.in_flight import InFlight
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import maker_of
-from moorage.scheduler.core.state import Job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Renew
 from moorage.schemas.own_class import is_own

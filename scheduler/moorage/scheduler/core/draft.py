@@ -10,12 +10,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
-from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Lacks, Level, Tombstone, encode_act
+from moorage.scheduler.core.ledger.fairshare import rate_of
+from moorage.scheduler.core.ledger.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
-from moorage.scheduler.core.records import (
+from moorage.scheduler.core.ledger.records import (
     ID_IN_BODY_LEVEL,
     RECORD_BYTES_MAX,
     STEP_WIDTH,
@@ -24,7 +23,7 @@ from moorage.scheduler.core.records import (
     exiting,
     packed,
 )
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
     AT_PLACED,
@@ -46,6 +45,7 @@ from moorage.scheduler.core.state import (
     Worker,
     extra_of,
 )
+from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
 from moorage.schemas.frames import RESULT_LEVEL, Fact, result_of
 from moorage.schemas.printable import shown
 

@@ -17,10 +17,6 @@ import msgspec
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.containment import PLACING, RETENTION, SECOND, TIMERS, UNMATCHED
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
-from moorage.scheduler.core.effects.early import early_frames
-from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.output_writer import ExplainWaiting, OutputWriter
-from moorage.scheduler.core.effects.outputs import Message, Outputs, WantedFrames
 from moorage.scheduler.core.events import (
     Ask,
     Event,
@@ -32,13 +28,16 @@ from moorage.scheduler.core.events import (
     SnapshotTaken,
     Submit,
 )
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
+from moorage.scheduler.core.ledger.records import Op
+from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.guests import Guests
@@ -54,11 +53,15 @@ from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
+from moorage.scheduler.core.outputs.early import early_frames
+from moorage.scheduler.core.outputs.in_flight import InFlight
+from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, OutputWriter
+from moorage.scheduler.core.outputs.outputs import Message, Outputs, WantedFrames
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queue.waited import Waited
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import maker_of
-from moorage.scheduler.core.records import Op
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.indexing import Indexing
@@ -66,9 +69,6 @@ from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Estimates
 from moorage.scheduler.core.schedule.soonest import Soonest
 from moorage.scheduler.core.schedule.victims import Preemption
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import Job, State
-from moorage.scheduler.core.waited import Waited
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from moorage.scheduler.core.records import actor, by_tenant
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew

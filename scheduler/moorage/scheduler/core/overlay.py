@@ -6,7 +6,7 @@ of its own as well, such as `DraftTenant.load`.
 
 from __future__ import annotations
 
-from moorage.scheduler.core.state import Job, Member, Replica, StandingOrder, Tenant, Window, Worker
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, StandingOrder, Tenant, Window, Worker
 
 
 class DraftTenant:

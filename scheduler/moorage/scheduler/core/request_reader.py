@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import Job
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape, Shapes
+from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request
 from moorage.schemas.request_cache import CachedRequest, RequestCache

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.spelling import spelled
 from moorage.scheduler.core.schedule.runtime import FREED_MS
-from moorage.scheduler.core.spelling import spelled
 from moorage.schemas.capabilities import LEVELS, level_number
 from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import (

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.began import began_ms
-from moorage.scheduler.core.beside import waits_for_guests
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.records import GangPhase
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.began import began_ms
+from moorage.scheduler.core.ledger.beside import waits_for_guests
+from moorage.scheduler.core.ledger.records import GangPhase
+from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
     AT_RUNNING,
@@ -27,6 +26,7 @@ from moorage.scheduler.core.state import (
     Job,
     Member,
 )
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import Held, MemberName, Play
 

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Submit
+from moorage.scheduler.core.fleet.tflops import resolved
+from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.state import AT_RUNNING, Member
-from moorage.scheduler.core.tflops import resolved
 from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
 from moorage.schemas.job import Request

@@ -12,12 +12,12 @@ from moorage.schemas.capabilities import DRIVER_DEFAULT
 
 #: the drivers that come with moorage, by name
 BUILT_IN: Final = {
-    DRIVER_DEFAULT: "moorage.worker.drivers.process:ProcessDriver",
+    DRIVER_DEFAULT: "moorage.worker.drivers.process.driver:ProcessDriver",
     "noop": "moorage.worker.drivers.noop:NoopDriver",
-    "docker": "moorage.worker.drivers.docker:DockerDriver",
-    "podman": "moorage.worker.drivers.podman:PodmanDriver",
-    "kubernetes": "moorage.worker.drivers.kubernetes:KubernetesDriver",
-    "vm": "moorage.worker.drivers.vm:VmDriver",
+    "docker": "moorage.worker.drivers.container.docker:DockerDriver",
+    "podman": "moorage.worker.drivers.container.podman:PodmanDriver",
+    "kubernetes": "moorage.worker.drivers.kubernetes.driver:KubernetesDriver",
+    "vm": "moorage.worker.drivers.vm.driver:VmDriver",
 }
 #: the drivers that a worker offers if its settings name none; the second is for a simulated worker
 OFFERED: Final = (DRIVER_DEFAULT,)

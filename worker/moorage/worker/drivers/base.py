@@ -28,9 +28,9 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.job import Request, Run
-from moorage.worker.environment import Gang, JobEnvironment, gpu_environment
-from moorage.worker.inventory.base import Inventory
-from moorage.worker.member_messages import (
+from moorage.worker.devices.readers.base import Inventory
+from moorage.worker.job.environment import Gang, JobEnvironment, gpu_environment
+from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,
     MemberName,

@@ -11,7 +11,7 @@ from typing import Final
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.gpu import GpuSpec
-from moorage.worker.inventory.cdi import ALL, KINDS
+from moorage.worker.devices.readers.cdi import ALL, KINDS
 
 NVIDIA: Final = KINDS["nvidia"]
 

@@ -8,15 +8,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moorage.schemas.gpu import Share
+from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
+from moorage.worker.drivers.vm.handed_on import HandingInventory
 from moorage.worker.freezing.freezer import Freezer
-from moorage.worker.inventory.handed_on import HandingInventory
-from moorage.worker.job_files import JobFiles
-from moorage.worker.limiter.limits import Limits
-from moorage.worker.member_messages import MemberName
-from moorage.worker.mps.managed import ManagedMps
-from moorage.worker.policy import Policy
+from moorage.worker.job.job_files import JobFiles
+from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter.limits import Limits
+from moorage.worker.sharing.mps.managed import ManagedMps
 
 log = logging.getLogger("moorage.worker")
 

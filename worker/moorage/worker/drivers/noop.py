@@ -21,7 +21,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
-from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed
+from moorage.worker.session.member_messages import Ended, MemberName, Started, StartFailed
 
 #: minus SIGTERM, with which a real process would end, too
 CODE_ENDED: Final = -15

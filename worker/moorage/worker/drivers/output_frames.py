@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
-from moorage.worker.member_messages import MemberName
+from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.protocol import Ended, Output
 
 #: most bytes of output in one frame

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import MoorageError, problem, refuse
-from moorage.worker.member_messages import MemberName
-from moorage.worker.output_keeper import OutputBounds, OutputKeeper
+from moorage.worker.job.output_keeper import OutputBounds, OutputKeeper
+from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.client import (
     START_MEMBERS_MAX,
     Answer,

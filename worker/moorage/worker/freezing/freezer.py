@@ -20,10 +20,10 @@ import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.proctree import MARK_NAMES, all_processes, marks_of, read_environ, read_process
+from moorage.worker.devices.readers.base import HeldUnknown
 from moorage.worker.freezing import cuda
 from moorage.worker.freezing.cuda import Outcome
-from moorage.worker.inventory.base import HeldUnknown
-from moorage.worker.member_messages import MemberName
+from moorage.worker.session.member_messages import MemberName
 
 #: how long work on the GPU may go on until a lock fails; then all processes run on
 LOCK_S: Final = 30.0

@@ -26,7 +26,7 @@ from moorage.system.collector import leave_what_stays
 from moorage.system.loops import loop_factory
 from moorage.system.proctree import become_subreaper
 from moorage.system.unix_socket import SERVER_OPTIONS, listen
-from moorage.worker.descriptors import raise_descriptor_limit
+from moorage.worker.agent.descriptors import raise_descriptor_limit
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME

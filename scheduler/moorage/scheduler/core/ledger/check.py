@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.folding import Checking, FoldError
+from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.records import STATE_MASK, STEP_WIDTH, Op, unpacked
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.records import STATE_MASK, STEP_WIDTH, Op, unpacked
+from moorage.scheduler.core.ledger.state import (
     AFTER_RUNNING,
     CLAIMED,
     FREEZES,

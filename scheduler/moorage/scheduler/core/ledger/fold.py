@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.ids_in_bodies import id_of
+from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
+from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.records import FORMAT
+from moorage.scheduler.core.ledger.state import STORY_PART, State, new_job
 from moorage.scheduler.core.ledger.steps import FoldingSteps
-from moorage.scheduler.core.records import FORMAT
-from moorage.scheduler.core.state import STORY_PART, State, new_job
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:

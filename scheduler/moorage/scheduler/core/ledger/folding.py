@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from moorage.scheduler.core.records import USAGE_LEVEL
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.records import USAGE_LEVEL
+from moorage.scheduler.core.ledger.state import (
     REV,
     STORY_MAX,
     STORY_MAX_REPLICA,
@@ -18,7 +18,7 @@ from moorage.scheduler.core.state import (
     Tenant,
     Worker,
 )
-from moorage.scheduler.core.usage import Tally
+from moorage.scheduler.core.ledger.usage import Tally
 from moorage.schemas.codec import decode_request
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.beside import beside
-from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import GangPhase, Mode
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.beside import beside
+from moorage.scheduler.core.ledger.fairshare import rate_of
+from moorage.scheduler.core.ledger.records import GangPhase, Mode
+from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     CANCELLING,
     CLAIMED,

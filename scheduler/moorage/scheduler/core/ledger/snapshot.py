@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.finished import ROW_BYTES, FinishedTable
-from moorage.scheduler.core.records import GUEST
-from moorage.scheduler.core.resizes import Resize
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger import fairshare
+from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
+from moorage.scheduler.core.ledger.records import GUEST
+from moorage.scheduler.core.ledger.resizes import Resize
+from moorage.scheduler.core.ledger.state import (
     IS_TERMINAL,
     Ailment,
     Job,
@@ -30,7 +30,7 @@ from moorage.scheduler.core.state import (
     new_job,
     new_member,
 )
-from moorage.scheduler.core.usage_table import UsageTable
+from moorage.scheduler.core.ledger.usage_table import UsageTable
 from moorage.schemas.unreadable import UNREADABLE
 
 SNAPSHOT_FORMAT: Final = 1

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.beside import beside, is_at_rest
+from moorage.scheduler.core.ledger import fairshare
+from moorage.scheduler.core.ledger.beside import beside, is_at_rest
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
-from moorage.scheduler.core.records import (
+from moorage.scheduler.core.ledger.records import (
     BY_WORKER,
     GUEST,
     MODE_BITS,
@@ -25,7 +25,7 @@ from moorage.scheduler.core.records import (
     Op,
     unpacked,
 )
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.state import (
     AFTER_RUNNING,
     AT_CLAIMED,
     AT_EXITED,

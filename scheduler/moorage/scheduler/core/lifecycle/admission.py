@@ -15,15 +15,15 @@ from typing import Any, Final
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
-from moorage.scheduler.core.finished import job_key, request_digest
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Untomb
-from moorage.scheduler.core.levels import level_problem
+from moorage.scheduler.core.ledger.finished import job_key, request_digest
+from moorage.scheduler.core.ledger.levels import level_problem
+from moorage.scheduler.core.ledger.records import REQUEST_LEVEL, by_tenant
+from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
-from moorage.scheduler.core.records import REQUEST_LEVEL, by_tenant
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.schemas import reasons, reserved_variables
 from moorage.schemas.codec import (
     NESTING_MAX,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.state import Worker
+from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas.reasons import STARTS_FAIL
 
 

@@ -16,7 +16,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Forget, ForgetTenants
 from moorage.scheduler.core.ledger.acts.tenant import is_blank
 from moorage.scheduler.core.ledger.acts.worker import may_be_forgotten
-from moorage.scheduler.core.state import WORKER, Job, State, Worker
+from moorage.scheduler.core.ledger.state import WORKER, Job, State, Worker
 
 #: how often the workers that are away are checked, in seconds
 FORGET_EVERY_S: Final = 3600

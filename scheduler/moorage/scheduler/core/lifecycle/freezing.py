@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Freeze
-from moorage.scheduler.core.records import BY_WORKER, GangPhase
-from moorage.scheduler.core.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, Member
+from moorage.scheduler.core.ledger.beside import beside
+from moorage.scheduler.core.ledger.records import BY_WORKER, GangPhase
+from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, Member
 from moorage.schemas.frames import Fact
 from moorage.schemas.printable import shown
 

@@ -5,13 +5,13 @@ Both follow from the members' states at the end of each record, so no event has 
 
 from __future__ import annotations
 
-from moorage.scheduler.core.beside import needs_its_devices
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.ledger.beside import needs_its_devices
+from moorage.scheduler.core.ledger.records import Count
+from moorage.scheduler.core.ledger.state import AT_EXITED, FREEZE, FROZEN, Member
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import Count
-from moorage.scheduler.core.state import AT_EXITED, FREEZE, FROZEN, Member
 from moorage.schemas.gpu import mig_profile
 
 #: the reason of a guest's end; it does not name the frozen job, which may be another tenant's

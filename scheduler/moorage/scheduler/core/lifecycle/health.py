@@ -1,6 +1,6 @@
 """Workers' reports of unhealthy devices, and what follows: the devices close, and the jobs on failed ones leave.
 
-A worker judges its own devices (`moorage.worker.device_health`) and reports the unhealthy ones with every renewal. The
+A worker judges its own devices and reports the unhealthy ones with every renewal. The
 ledger records changes, so that a takeover knows them at once. An operator's order that a device is healthy overrides
 the worker's report until the worker has received it; from then on the worker judges again.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
-from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.ledger.state import Job, State, Worker
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import RECORD_BYTES_MAX, Count
-from moorage.scheduler.core.state import Job, State, Worker
 from moorage.schemas.frames import Renew, Unwell
 
 KIND_CHARS_MAX: Final = 16

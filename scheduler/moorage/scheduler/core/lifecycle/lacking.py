@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import CLAIMED, PLACED, Job, Member
 from moorage.scheduler.core.lifecycle.refusals import avoids_all
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CLAIMED, PLACED, Job, Member
 
 #: how many of the hosts that refused a job its end names
 NAMED_MAX: Final = 3

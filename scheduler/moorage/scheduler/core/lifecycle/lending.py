@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.state import State, Worker
+from moorage.scheduler.core.ledger.state import State, Worker
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Hello, Join
 

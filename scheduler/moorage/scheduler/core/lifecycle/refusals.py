@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.state import WHY, WORKER, Job, Worker
+from moorage.scheduler.core.ledger.state import WHY, WORKER, Job, Worker
 from moorage.schemas.frames import ABOUT_THE_JOB
 
 

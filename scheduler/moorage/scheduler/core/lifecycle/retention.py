@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.ledger.acts import Compact, Expire, Part, Usage
-from moorage.scheduler.core.state import AT_MS, Job, State
-from moorage.scheduler.core.usage import Tally
+from moorage.scheduler.core.ledger.finished import request_digest
+from moorage.scheduler.core.ledger.state import AT_MS, Job, State
+from moorage.scheduler.core.ledger.usage import Tally
 from moorage.schemas.job import Request
 from moorage.schemas.request_cache import RequestCache
 

@@ -15,16 +15,12 @@ import msgspec
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.lifecycle.forgetting import FORGET_EVERY_S
-from moorage.scheduler.core.lifecycle.health import Health
-from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
-from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import GOODBYE, WORKERS_MAX, GangPhase
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.records import GOODBYE, WORKERS_MAX, GangPhase
+from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     CANCELLING,
     ENDING,
@@ -36,6 +32,10 @@ from moorage.scheduler.core.state import (
     State,
     Worker,
 )
+from moorage.scheduler.core.lifecycle.forgetting import FORGET_EVERY_S
+from moorage.scheduler.core.lifecycle.health import Health
+from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
 from moorage.schemas.release import RELEASE, release_problem

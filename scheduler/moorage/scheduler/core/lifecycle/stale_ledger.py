@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.sessions import Sessions
-from moorage.scheduler.core.state import State
 
 #: renewal intervals after which a worker not heard from in this term is no longer waited for
 BEHIND_RENEWALS: Final = 1.5

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.config import FAILED_KEPT_MAX
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Flag, Shut
+from moorage.scheduler.core.ledger.began import began_ms
+from moorage.scheduler.core.ledger.state import Job, Member, State, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
-from moorage.scheduler.core.state import Job, Member, State, Worker
 from moorage.schemas.frames import Fact
 from moorage.schemas.printable import shown
 from moorage.schemas.reasons import STARTS_FAIL

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from moorage.scheduler.core.began import began_ms
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.state import AT_EXITED, REPLICA, RUNNING, WHY, Member, MemberKey, Replica
+from moorage.scheduler.core.ledger.began import began_ms
+from moorage.scheduler.core.ledger.state import AT_EXITED, REPLICA, RUNNING, WHY, Member, MemberKey, Replica
 from moorage.schemas.frames import SUSPECT_S, Fact
 
 #: the reason of attempts lost with their host's supervisor while the machine went on

@@ -9,9 +9,9 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.state import Job, Replica, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
-from moorage.scheduler.core.state import Job, Replica, State
 from moorage.schemas.job import Request
 
 #: the timers of ended jobs are removed once there are more timers than this, and twice as many as after the last time

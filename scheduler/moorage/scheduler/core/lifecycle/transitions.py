@@ -12,14 +12,10 @@ from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Avoid, Used
-from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
-from moorage.scheduler.core.lifecycle.lacking import Lacking
-from moorage.scheduler.core.lifecycle.refusals import every_slot
-from moorage.scheduler.core.lifecycle.starts import Starts
-from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
-from moorage.scheduler.core.records import (
+from moorage.scheduler.core.ledger.records import (
     KEPT_WHILE_ENDING_LEVEL,
     NOTICE_LEVEL,
     NOTICE_S_MAX,
@@ -27,8 +23,7 @@ from moorage.scheduler.core.records import (
     GangPhase,
     Op,
 )
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     AT_PLACED,
     ATTEMPT,
@@ -56,16 +51,13 @@ from moorage.scheduler.core.state import (
     Replica,
     Worker,
 )
+from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
+from moorage.scheduler.core.lifecycle.lacking import Lacking
+from moorage.scheduler.core.lifecycle.refusals import every_slot
+from moorage.scheduler.core.lifecycle.starts import Starts
+from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.schemas.errors import ENDED_AS_ASKED
-from moorage.schemas.frames import (
-    ABOUT_THE_JOB,
-    CANNOT_RUN,
-    NOT_HERE,
-    START_FAILED,
-    Fact,
-    result_of,
-    used_of,
-)
+from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, NOT_HERE, START_FAILED, Fact, result_of, used_of
 from moorage.schemas.job import Request
 
 RETRY_BACKOFF_MS: Final = 1_000

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-from moorage.scheduler.core.filters import FILTERS, NAMES_SHOWN_MAX, nearest_to_a_fit, shown
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import HostClass, size_of_largest
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.spelling import inside, spelled
+from moorage.scheduler.core.fleet.filters import FILTERS, NAMES_SHOWN_MAX, nearest_to_a_fit, shown
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import HostClass, size_of_largest
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.fleet.spelling import inside, spelled
 from moorage.schemas.gpu import bare_model
 from moorage.schemas.memo import Memo
 

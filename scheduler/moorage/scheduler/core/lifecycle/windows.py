@@ -16,12 +16,12 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.ledger.state import Member, State, Window, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
-from moorage.scheduler.core.state import Member, State, Window, Worker
 from moorage.schemas import actors
 from moorage.schemas.operate import Drain, DrainAct
 from moorage.schemas.reasons import STARTS_FAIL

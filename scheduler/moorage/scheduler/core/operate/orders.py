@@ -13,17 +13,12 @@ from msgspec import UnsetType
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.levels import level_problem
-from moorage.scheduler.core.lifecycle.guests import stays_frozen
-from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.operate.resizing import Resizing
-from moorage.scheduler.core.queue.queue import Queue, entry
-from moorage.scheduler.core.records import FORMAT, Mode
-from moorage.scheduler.core.schedule.cycle import Planner
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.levels import level_problem
+from moorage.scheduler.core.ledger.records import FORMAT, Mode
+from moorage.scheduler.core.ledger.state import (
     FREEZE,
     FROZEN,
     QUEUED,
@@ -35,6 +30,11 @@ from moorage.scheduler.core.state import (
     State,
     Tenant,
 )
+from moorage.scheduler.core.lifecycle.guests import stays_frozen
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.operate.resizing import Resizing
+from moorage.scheduler.core.queue.queue import Queue, entry
+from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.schemas import actors
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request

@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.effects.outputs import slots_of, takes_parts
-from moorage.scheduler.core.fairshare import GPU_MILLI, Rates, rate_of
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.rates import Rates
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.levels import level_problem
-from moorage.scheduler.core.records import MODE_NAMES
+from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, rate_of
+from moorage.scheduler.core.ledger.levels import level_problem
+from moorage.scheduler.core.ledger.records import MODE_NAMES
+from moorage.scheduler.core.ledger.resizes import Resize
+from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
+from moorage.scheduler.core.outputs.outputs import slots_of, takes_parts
 from moorage.scheduler.core.request_reader import RequestReader
-from moorage.scheduler.core.resizes import Resize
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_EXITED, Job, Member, State
 from moorage.schemas.capabilities import COUNTED, LIVE, NEXT_ATTEMPT, level_number, mode_enforced
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.gpu import Share

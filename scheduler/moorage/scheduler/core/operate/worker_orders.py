@@ -7,13 +7,13 @@ import itertools
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger.acts import Window
-from moorage.scheduler.core.levels import level_problem
+from moorage.scheduler.core.ledger.levels import level_problem
+from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import CordonAct, Done, DrainAct, ReleaseAct
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from moorage.scheduler.core.filters import FILTERS, nearest_to_a_fit
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host, size_of_largest
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.fleet.filters import FILTERS, nearest_to_a_fit
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU, Host, size_of_largest
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.schemas import actors, reasons
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many

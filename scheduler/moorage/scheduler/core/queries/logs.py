@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.state import AT_EXITED, AT_MS, ATTEMPT, FENCE, IS_TERMINAL, REPLICA, WORKER, Job, Worker
+from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.state import (
+    AT_EXITED,
+    AT_MS,
+    ATTEMPT,
+    FENCE,
+    IS_TERMINAL,
+    REPLICA,
+    WORKER,
+    Job,
+    Worker,
+)
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog
 from moorage.schemas.job import Request

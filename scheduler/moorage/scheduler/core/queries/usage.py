@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from moorage.scheduler.core.effects.told_story import Found
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.fairshare import GPU_MILLI
-from moorage.scheduler.core.state import RESIZED, STORY_WORDS, UNENDED
-from moorage.scheduler.core.usage import HOUR_MS, Tally, part_of
-from moorage.scheduler.core.usage_table import SUMS, Key
+from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
+from moorage.scheduler.core.ledger.state import RESIZED, STORY_WORDS, UNENDED
+from moorage.scheduler.core.ledger.usage import HOUR_MS, Tally, part_of
+from moorage.scheduler.core.ledger.usage_table import SUMS, Key
+from moorage.scheduler.core.outputs.told_story import Found
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import UNKNOWN_MS, Change
 from moorage.schemas.job import STATES, Request

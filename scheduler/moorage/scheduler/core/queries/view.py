@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job
 from moorage.scheduler.core.lifecycle.sessions import Report
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_RUNNING, QUEUED, RUNNING, Job
 
 #: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
 #: than the second, entries are counted, not jobs

@@ -8,28 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.beside import beside
-from moorage.scheduler.core.effects.outputs import (
-    CHANGES_SURE,
-    SHOWN_BYTES_MAX,
-    changes_since,
-    enforced_on,
-    fitting,
-    gpu_names,
-    slots_of,
-)
-from moorage.scheduler.core.effects.told_story import Found, Frame, is_simulated
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.fairshare import usage_milli
-from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
-from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
-from moorage.scheduler.core.operate.resizing import resized_of
-from moorage.scheduler.core.queries.usage import as_row, usage_of_story, used_of_job
-from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.records import GOODBYE, MODE_NAMES, Mode
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.ledger.beside import beside
+from moorage.scheduler.core.ledger.fairshare import usage_milli
+from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.records import GOODBYE, MODE_NAMES, Mode
+from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     AT_MS,
     AT_PLACED,
@@ -47,7 +32,22 @@ from moorage.scheduler.core.state import (
     Worker,
     code_of,
 )
-from moorage.scheduler.core.usage import Tally
+from moorage.scheduler.core.ledger.usage import Tally
+from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
+from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
+from moorage.scheduler.core.operate.resizing import resized_of
+from moorage.scheduler.core.outputs.outputs import (
+    CHANGES_SURE,
+    SHOWN_BYTES_MAX,
+    changes_since,
+    enforced_on,
+    fitting,
+    gpu_names,
+    slots_of,
+)
+from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated
+from moorage.scheduler.core.queries.usage import as_row, usage_of_story, used_of_job
+from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode

@@ -6,22 +6,16 @@ from typing import Any
 
 import msgspec
 
-from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
+from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.queries.explain import HOLDERS_MAX, Explanation, explain, holders, named
 from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.queries.views import (
-    CONTENDED_AT,
-    finished_row,
-    held_by,
-    standing_reasons,
-    summary,
-)
+from moorage.scheduler.core.queries.views import CONTENDED_AT, finished_row, held_by, standing_reasons, summary
 from moorage.scheduler.core.schedule.preempt import leaving_for
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica
 from moorage.schemas import reasons
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED

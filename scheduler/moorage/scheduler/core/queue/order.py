@@ -14,12 +14,13 @@ from typing import Final
 
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fairshare import GPU_MILLI, Rates, inflation, places_until, score
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.rates import Rates
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score
+from moorage.scheduler.core.ledger.records import placing
+from moorage.scheduler.core.ledger.state import QUEUED
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue
-from moorage.scheduler.core.records import placing
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED
 
 UNBOUNDED: Final = 1 << 30
 

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from heapq import heapify
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.fleet.shape import Shape
 
 REPLICA_BITS: Final = 10  # 1,024 replicas a job
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank.ranker import Choice, Pack, Ranker
-from moorage.scheduler.core.shape import Shape
 
 
 class RankerFailed(Exception):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moorage.scheduler.core.host import EXCLUSIVE
+from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, KIND, ROOM, ROOMS, Ask, HostTable, Ints
 from moorage.scheduler.core.rank.waste import HUGE, Waste
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank.ranker import Choice, Pack
-from moorage.scheduler.core.shape import Shape
 
 #: thousandths of a point for one percent idle, and for all devices free
 IDLE_WEIGHT: Final = 700

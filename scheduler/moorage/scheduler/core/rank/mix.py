@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from moorage.scheduler.core.shape import GpuKind, Shape
+from moorage.scheduler.core.fleet.shape import GpuKind, Shape
 
 #: after this many arrivals, everything counted before counts half
 HALF_LIFE: Final = 16_384

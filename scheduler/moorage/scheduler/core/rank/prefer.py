@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import Fit, Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Fit, Host
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank.ranker import Choice, Pack
-from moorage.scheduler.core.shape import Shape
 
 
 class Preferring(Pack):

@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from moorage.scheduler.core.host import EXCLUSIVE
+from moorage.scheduler.core.fleet.host import EXCLUSIVE
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank.prices import gpu_percent
 from moorage.scheduler.core.rank.table import (
     CPU,
@@ -39,7 +40,6 @@ from moorage.scheduler.core.rank.table import (
     HostType,
     Ints,
 )
-from moorage.scheduler.core.shape import Shape
 
 #: a pressure of 1
 ONE: Final = 1 << 10

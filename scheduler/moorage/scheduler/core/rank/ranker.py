@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from typing import ClassVar, Final
 
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
+from moorage.scheduler.core.fleet.shape import Shape
 
 #: cached choices among linked slots: a few kinds of hosts, in as many states
 SLOTS_KNOWN: Final = 65_536

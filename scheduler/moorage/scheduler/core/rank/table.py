@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Host, HostClass
-from moorage.scheduler.core.shape import DeviceAsked, Shape
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Host, HostClass
+from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
 from moorage.schemas.memo import Memo
 
 Ints = npt.NDArray[np.int64]

@@ -14,7 +14,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Waits
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
@@ -24,7 +25,6 @@ from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.reserve import Backfilling, Reserving
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
-from moorage.scheduler.core.shape import Shape
 
 #: choices that one pass makes; they hold up the leader, so the rest goes into the next record
 CHOICES_MAX: Final = 192

@@ -11,8 +11,8 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.state import AT_EXITED, CANCELLING, ENDING, Member, State
 from moorage.scheduler.core.schedule.runtime import Estimates
-from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, Member, State
 
 #: ledger ms between two counts: one for each worker, since a count reads all members, and at most so many
 COUNT_MS: Final = 1_000

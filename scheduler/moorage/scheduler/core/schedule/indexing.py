@@ -11,13 +11,13 @@ from collections.abc import Callable
 from itertools import islice
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.state import QUEUED, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.queue.queue import entry
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.runtime import LEARNED_AT_START_MAX, Durations
-from moorage.scheduler.core.state import QUEUED, Job, State
 from moorage.schemas.job import Request
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.records import GUEST, GangPhase
 from moorage.scheduler.core.queue.order import REPLICA_MASK, QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker, whole_slots
-from moorage.scheduler.core.records import GUEST, GangPhase
-from moorage.scheduler.core.shape import Shape
 
 #: how many groups can be skipped by their verdict in the time of one failed search
 A_LOOK: Final = 8

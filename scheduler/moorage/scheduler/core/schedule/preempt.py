@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Preempt
+from moorage.scheduler.core.ledger.records import Count
+from moorage.scheduler.core.ledger.state import CANCELLING, ENDING, Job, Member, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
-from moorage.scheduler.core.records import Count
 from moorage.scheduler.core.schedule.victims import VOID_MS, Choice, Preemption, Right
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member, State
 
 #: the most jobs for which others are being ended at one time
 STANDING_MAX: Final = 16

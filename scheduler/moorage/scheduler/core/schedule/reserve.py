@@ -31,15 +31,15 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import QUEUED, Job
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Verdict, Waits
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
 from moorage.scheduler.core.schedule.soonest import expected, soonest
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
 #: how often the reservation looks for hosts that become free sooner: at most every this many ms for each host of the

@@ -26,10 +26,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from moorage.scheduler.core.began import began_ms
-from moorage.scheduler.core.request_reader import workload_of
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.began import began_ms
+from moorage.scheduler.core.ledger.state import (
     AT_MS,
     AT_RUNNING,
     ATTEMPT,
@@ -45,6 +44,7 @@ from moorage.scheduler.core.state import (
     Job,
     Member,
 )
+from moorage.scheduler.core.request_reader import workload_of
 from moorage.schemas.job import Request
 
 #: runs remembered for each group; older runs are dropped

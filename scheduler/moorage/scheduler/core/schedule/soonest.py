@@ -15,12 +15,12 @@ from itertools import accumulate
 from operator import or_
 from typing import Final
 
-from moorage.scheduler.core.began import began_ms
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.began import began_ms
+from moorage.scheduler.core.ledger.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Member, State
 from moorage.scheduler.core.schedule.runtime import FOREVER_MS, Estimates
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Member, State
 from moorage.schemas.capabilities import takes_guests
 
 #: for one reservation, compare at most this many hosts that will be free, or the second number times the hosts it needs

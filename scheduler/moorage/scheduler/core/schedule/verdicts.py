@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import VOID, Group, Verdict, Waits
 from moorage.scheduler.core.schedule.reserve import Reserving

@@ -12,12 +12,12 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ageing import Ageing
-from moorage.scheduler.core.began import began_ms, begins_of
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLING, ENDING, FROZEN, RUNNING, Job, Member
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.began import began_ms, begins_of
+from moorage.scheduler.core.ledger.state import CANCELLING, ENDING, FROZEN, RUNNING, Job, Member
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found

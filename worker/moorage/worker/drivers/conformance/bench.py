@@ -25,11 +25,11 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import End, Fact, LogPage, Place, ReadLog, Start
 from moorage.schemas.frames.output import StreamName
+from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.drivers.base import Driver, Living, Publish, Report
 from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.drivers.supervisor_link import key_of, owner_of
-from moorage.worker.member_messages import MemberName
-from moorage.worker.run import SUPERVISOR_FOLDER
+from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings, settings_from
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.protocol import EndMember

@@ -18,17 +18,10 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.frames import NOT_HERE, START_FAILED
 from moorage.schemas.settings import NO_FILE, read_file
 from moorage.system.loops import loop_factory
-from moorage.worker.drivers.conformance.bench import (
-    OF_THE_AGENT,
-    SECRET,
-    SECRET_NAME,
-    AgentProcess,
-    Bench,
-    open_bench,
-)
+from moorage.worker.agent.run import start
+from moorage.worker.drivers.conformance.bench import OF_THE_AGENT, SECRET, SECRET_NAME, AgentProcess, Bench, open_bench
 from moorage.worker.drivers.conformance.leader import until
-from moorage.worker.member_messages import MemberName
-from moorage.worker.run import start
+from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 
 Job = dict[str, Any]

@@ -33,7 +33,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.subjects import Subjects
-from moorage.worker.member_messages import MemberName
+from moorage.worker.session.member_messages import MemberName
 
 _POLL_S: Final = 0.005
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, ClassVar, Final
 
-from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
+from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.records import BY_WORKER, USAGE_LEVEL
-from moorage.scheduler.core.resizes import Resize as ResizeRow
-from moorage.scheduler.core.state import (
+from moorage.scheduler.core.ledger.records import BY_WORKER, USAGE_LEVEL
+from moorage.scheduler.core.ledger.resizes import Resize as ResizeRow
+from moorage.scheduler.core.ledger.state import (
     AT_MS,
     AT_RUNNING,
     AVOID_MAX,
@@ -23,8 +23,8 @@ from moorage.scheduler.core.state import (
     RESIZED,
     RESUME,
 )
-from moorage.scheduler.core.usage import rows_that_leave
-from moorage.scheduler.core.usage_table import SUMS
+from moorage.scheduler.core.ledger.usage import rows_that_leave
+from moorage.scheduler.core.ledger.usage_table import SUMS
 from moorage.schemas.frames import FREEZE_LEVEL, UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import STATES

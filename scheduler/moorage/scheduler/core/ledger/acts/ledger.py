@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from moorage.scheduler.core.digests import TUPLE_HASH
 from moorage.scheduler.core.ledger.acts.base import Act
+from moorage.scheduler.core.ledger.digests import TUPLE_HASH
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 
 

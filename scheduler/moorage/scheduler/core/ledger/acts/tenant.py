@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from moorage.scheduler.core import fairshare
+from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.state import HELD, RELEASED, StandingOrder, State, Tenant
+from moorage.scheduler.core.ledger.state import HELD, RELEASED, StandingOrder, State, Tenant
 
 
 class OfQueue(Act):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.state import POOLS_MAX, Pool, Worker
-from moorage.scheduler.core.state import Window as WorkerWindow
+from moorage.scheduler.core.ledger.state import POOLS_MAX, Pool, Worker
+from moorage.scheduler.core.ledger.state import Window as WorkerWindow
 from moorage.schemas.reasons import STARTS_FAIL
 
 

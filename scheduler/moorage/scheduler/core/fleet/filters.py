@@ -1,0 +1,300 @@
+"""The filters that decide whether hosts could ever run a request: one for each reason, in the order they are checked.
+
+A filter says whether hosts of a class pass. If no host of the fleet passes, it also says what the fleet has instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from typing import Final, Literal, NamedTuple, Protocol
+
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.records import MODE_OF, Mode
+from moorage.schemas import reasons
+from moorage.schemas.capabilities import LEVELS
+from moorage.schemas.driver_config import no_ids, takes_ids
+from moorage.schemas.gpu import APPLE, mig_profile
+from moorage.schemas.reasons import Reason
+
+#: how many names of models, drivers or labels one text shows
+NAMES_SHOWN_MAX: Final = 3
+MODE_WORDS: Final = {int(mode): word for word, mode in MODE_OF.items()}
+#: a device's index, vendor, name, memory in MiB, and compute capability (see `capability_of`)
+Device = tuple[int, str, str, int, int]
+
+
+class Offer(Protocol):
+    """What the hosts of one class offer: see `HostClass`."""
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    @property
+    def drivers(self) -> frozenset[str]: ...
+    @property
+    def drivers_for(self) -> Mapping[str, frozenset[str]]: ...
+    @property
+    def gpu_drivers(self) -> frozenset[str]: ...
+    @property
+    def hosts(self) -> Mapping[int, object]: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def memory_limits(self) -> frozenset[str]: ...
+    @property
+    def modes(self) -> frozenset[str]: ...
+    @property
+    def own_user(self) -> Sequence[str]: ...
+    @property
+    def user_drivers(self) -> frozenset[str]: ...
+
+    def level(self, driver: str, mode: str) -> tuple[int, int]: ...
+    def permitted(self, tenant: str) -> frozenset[str]: ...
+    def named(self, shape: Shape) -> list[Device]: ...
+    def answering(self, shape: Shape) -> int: ...
+    def exactly(self, shape: Shape) -> int: ...
+
+
+class Names(Protocol):
+    """Gives the names that occur in the fleet."""
+
+    def labelled(self, label: str) -> Iterable[str]: ...
+    def near_miss(self, shape: Shape) -> str: ...
+
+    def nearest_models(self, shape: Shape) -> Iterable[str]: ...
+
+
+class Filter(NamedTuple):
+    """`passes` says whether hosts pass; `words` describes what the hosts have that failed at this filter.
+
+    `of` is what it checks: the hosts, their labels, any one device, all matching devices, or the names of these. A
+    filter of one device only explains why no device matches (see `Shape.device_rank`).
+    """
+
+    reason: Reason
+    of: Literal["host", "labels", "one device", "devices", "names"]
+    passes: Callable[[Offer, Shape], bool]
+    words: Callable[[Shape, Sequence[Offer], Names], str]
+
+
+def failed(offer: Offer, shape: Shape, of: str) -> str:
+    """Return the reason of the first filter of this kind that fails; empty if all pass."""
+    return next((each.reason.name for each in FILTERS.values() if each.of == of and not each.passes(offer, shape)), "")
+
+
+def nearest_to_a_fit(names: Iterable[str]) -> str:
+    """Return that of these reasons whose filter is checked last: hosts that fail there passed all earlier filters.
+
+    There must be at least one reason.
+    """
+    return max(names, key=list(FILTERS).index)
+
+
+def shown(names: Iterable[str], between: str = ", ") -> str:
+    """Return the first few names as one text."""
+    every = list(names)
+    return between.join([*every[:NAMES_SHOWN_MAX], *(["…"] if len(every) > NAMES_SHOWN_MAX else [])])
+
+
+def has_labels(offer: Offer, shape: Shape) -> bool:
+    """Return whether the hosts have every label that a shape requires."""
+    return all(offer.labels.get(label) in allowed for label, allowed in shape.requires.items())
+
+
+# ------------------------------------------------------------------------------------------------ whether it passes
+
+
+def _lets_have_driver(offer: Offer, shape: Shape) -> bool:
+    return not offer.drivers_for or shape.driver in offer.permitted(shape.tenant)
+
+
+def _lets_have_user(offer: Offer, shape: Shape) -> bool:
+    return not shape.as_user or shape.driver in offer.user_drivers or shape.as_user in offer.own_user
+
+
+def _limits_memory(offer: Offer, shape: Shape) -> bool:
+    return not shape.memory_enforced or shape.driver in offer.memory_limits
+
+
+def _has_gpu(offer: Offer, shape: Shape) -> bool:
+    return shape.mode == Mode.NONE or bool(offer.devices)
+
+
+def _lets_have_gpus(offer: Offer, shape: Shape) -> bool:
+    return shape.mode == Mode.NONE or shape.driver in offer.gpu_drivers
+
+
+def _shares(offer: Offer, shape: Shape) -> bool:
+    return shape.mode == Mode.NONE or MODE_WORDS[shape.mode] in offer.modes
+
+
+def _enforces(offer: Offer, shape: Shape) -> bool:
+    memory, compute = offer.level(shape.driver, MODE_WORDS[shape.mode]) if any(shape.levels) else shape.levels
+    return memory >= shape.levels[0] and compute >= shape.levels[1]
+
+
+def _has_vendor(offer: Offer, shape: Shape) -> bool:
+    return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, *_ in offer.devices)
+
+
+def _has_mode(offer: Offer, shape: Shape) -> bool:
+    vendors = {device[1].lower() for device in offer.devices if not shape.vendor or device[1].lower() == shape.vendor}
+    return not shape.not_apple or vendors != {APPLE}
+
+
+def _has_compute(offer: Offer, shape: Shape) -> bool:
+    return any(compute >= shape.min_compute for *_, compute in offer.named(shape))
+
+
+def _has_profile(offer: Offer, shape: Shape) -> bool:
+    return not shape.slice_profile or any(mig_profile(name) == shape.slice_profile for _, _, name, *_ in offer.devices)
+
+
+def _has_memory(offer: Offer, shape: Shape) -> bool:
+    least = max(shape.min_memory_mib, shape.share_mib)
+    return any(memory >= least and compute >= shape.min_compute for *_, memory, compute in offer.named(shape))
+
+
+def _has_slot(offer: Offer, shape: Shape) -> bool:
+    return any(shape.device_rank(*device[1:], device[0]) for device in offer.devices)
+
+
+def _has_so_many(offer: Offer, shape: Shape) -> bool:
+    return offer.answering(shape).bit_count() >= shape.count
+
+
+# ------------------------------------------------------------------------------------- what the fleet has instead
+
+
+def _no_worker(shape: Shape, also: str = "") -> str:
+    """Return `no worker with …`, naming what the filters before those of devices check.
+
+    An earlier filter may have taken workers out that have what the text says is missing.
+    """
+    has = [*([also] if also else []), f"the driver {shape.driver}", *(["its labels"] if shape.requires else [])]
+    return f"no worker with {', '.join(has[:-1])}{' and ' if len(has) > 1 else ''}{has[-1]}"
+
+
+def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    offered = sorted({driver for offer in offers for driver in offer.drivers})
+    return f"no worker offers the driver {shape.driver}; the workers offer {shown(offered) or 'no driver'}"
+
+
+def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    """Return a text about the required label that the fewest workers have."""
+    count = {
+        label: sum(len(offer.hosts) for offer in offers if offer.labels.get(label) in allowed)
+        for label, allowed in shape.requires.items()
+    }
+    label = min(count, key=lambda name: (count[name], name))
+    if count[label]:
+        return (
+            f"no worker with the driver {shape.driver} has all the labels that it requires, though each label is on one"
+        )
+    known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(label))
+    wanted = shown((f"{label}={value}" for value in shape.requires[label]), " or ")
+    has = f"the fleet has {label}={shown(known)}" if known else f"no worker has the label {label}"
+    return f"no worker with the driver {shape.driver} is labelled {wanted}: {has}"
+
+
+def _gpu_drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"{_no_worker(shape, 'GPUs')} gives its GPUs to jobs of this driver"
+
+
+def _modes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    modes = sorted({mode for offer in offers for mode in offer.modes})
+    return f"{_no_worker(shape, 'GPUs')} offers its sharing mode; these workers offer {shown(modes) or 'no mode'}"
+
+
+def _levels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    mode = MODE_WORDS[shape.mode]
+    memory, compute = max(offer.level(shape.driver, mode) for offer in offers)
+    best = f"memory is {LEVELS[memory]} and compute {LEVELS[compute]}"
+    return f"the best that a worker with the driver {shape.driver} enforces of a {mode} share: {best}"
+
+
+def _vendors(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    vendors = shown(sorted({device[1] for offer in offers for device in offer.devices}))
+    return f"{_no_worker(shape)} has a GPU by {shape.vendor}; the GPUs of these workers are by {vendors}"
+
+
+def _computes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    most = max(compute for offer in offers for *_, compute in offer.named(shape))
+    if not most:
+        return "the GPUs that match otherwise have no compute capability"
+    return f"the highest compute capability of the GPUs that match otherwise is {most / 10}"
+
+
+def _memories(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    every = (device for offer in offers for device in offer.named(shape))
+    largest = max(memory for *_, memory, compute in every if compute >= shape.min_compute)
+    return f"the largest GPU that matches otherwise has {largest} MiB"
+
+
+def _counts(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"the most matching GPUs on one worker is {max(offer.answering(shape).bit_count() for offer in offers)}"
+
+
+def _kept(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"the workers keep each matching GPU for other sharing modes than {MODE_WORDS[shape.mode]}"
+
+
+def _named(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    if not takes_ids(shape.driver):
+        return no_ids(shape.driver)
+    return f"no worker with such GPUs has {shown(shape.device_ids)}{' together' if shape.count > 1 else ''}"
+
+
+_IN_ORDER: Final = (
+    Filter(reasons.DRIVER, "host", lambda offer, shape: shape.driver in offer.drivers, _drivers),
+    Filter(
+        reasons.RULES, "host", _lets_have_driver,
+        lambda shape, offers, names: f"no worker that offers the driver {shape.driver} lets its tenant have it",
+    ),
+    Filter(
+        reasons.NO_USERS, "host", _lets_have_user,
+        lambda shape, offers, names: (
+            f"no worker that offers the driver {shape.driver} may run its jobs as another user than its own"
+        ),
+    ),
+    Filter(
+        reasons.NO_MEMORY_LIMIT, "host", _limits_memory,
+        lambda shape, offers, names: (
+            f"no worker that offers the driver {shape.driver} has the memory controller that limits its jobs"
+        ),
+    ),
+    Filter(reasons.LABEL, "labels", has_labels, _labels),
+    Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: f"{_no_worker(shape)} has a GPU"),
+    Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),
+    Filter(reasons.SHARING, "host", _shares, _modes),
+    Filter(reasons.ENFORCE, "host", _enforces, _levels),
+    Filter(reasons.VENDOR, "one device", _has_vendor, _vendors),
+    Filter(
+        reasons.MODE, "one device", _has_mode,
+        lambda shape, offers, names: (
+            "it asks for gpu.mode; the remaining workers have only Apple's GPUs, and no driver offers it there"
+        ),
+    ),
+    Filter(
+        reasons.PROFILE, "one device", _has_profile,
+        lambda shape, offers, names: f"{_no_worker(shape)} has a MIG slice {shape.slice_profile}",
+    ),
+    Filter(
+        reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),
+        lambda shape, offers, names: (
+            f"{_no_worker(shape)} has a GPU of this model; "
+            + (names.near_miss(shape) or f"the fleet has {shown(names.nearest_models(shape))}")
+        ),
+    ),
+    Filter(reasons.COMPUTE, "one device", _has_compute, _computes),
+    Filter(reasons.MEMORY, "one device", _has_memory, _memories),
+    Filter(
+        reasons.SLOT, "one device", _has_slot,
+        lambda shape, offers, names: f"no worker has a matching GPU with the index {shape.slot_index}",
+    ),
+    Filter(reasons.SLOT_MODE, "devices", lambda offer, shape: bool(offer.answering(shape)), _kept),
+    Filter(reasons.COUNT, "devices", _has_so_many, _counts),
+    Filter(reasons.DEVICE, "names", lambda offer, shape: not shape.device_ids or bool(offer.exactly(shape)), _named),
+)  # fmt: skip
+#: by reason, in the order in which they are checked
+FILTERS: Final = {each.reason.name: each for each in _IN_ORDER}

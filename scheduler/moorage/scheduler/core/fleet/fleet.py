@@ -1,0 +1,495 @@
+"""The leader's view of the workers, indexed by what requests ask for; rebuilt after a takeover.
+
+Hosts with the same devices and drivers form a class: whether a shape fits is computed once a class. Within a class,
+usable hosts are kept in buckets by their number of wholly free devices, so best fit takes the first bucket that is not
+empty, without a scan. Labels split a class only where some request has required them (`tell_apart`): most hosts have a
+label of their own, such as a name or serial number, and a class for each host would turn every answer into a scan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from moorage.scheduler.core.fleet.host import (
+    EXCLUSIVE,
+    Fit,
+    Fits,
+    Host,
+    HostClass,
+    Rules,
+    SharedDevice,
+    gpu_drivers_of,
+    islands_of,
+    kept_for,
+    levels_of,
+    memory_limits_of,
+    own_user_of,
+    user_drivers_of,
+)
+from moorage.scheduler.core.fleet.shape import Avoid, Shape
+from moorage.scheduler.core.ledger.state import FROZEN, Member, Worker
+from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames.fleet import names_of
+from moorage.schemas.gpu import capability_of
+
+#: the most tenants that the workers' rules may name in all; beyond it a worker counts as one without rules, and refuses
+#: jobs by itself
+NAMED_MAX: Final = 10_000
+#: with more required label values (or device names) than this, hosts are split by all of their labels (or names)
+ASKED_MAX: Final = 4_096
+#: any host, in place of a worker's number
+ANYWHERE: Final = -1
+#: touched hosts, beyond two for each host, at which they are forgotten
+TOUCHED_SPARE: Final = 1_024
+#: how many recent changes are remembered with their host
+OPENED_MAX: Final = 1_024
+#: with more opened hosts than this, the whole fleet is scanned instead
+OPENED_HOSTS_MAX: Final = 8
+
+
+class Fleet:
+    """All hosts. Every change goes through this class, so that the buckets always agree with the hosts."""
+
+    def __init__(self) -> None:
+        self.classes: dict[Any, HostClass] = {}
+        self.hosts: dict[int, Host] = {}
+        #: the hosts on which some job is frozen, or a guest
+        self.lending: dict[int, Host] = {}
+        #: of hosts that are alike but for labels, by what makes them so; kept by their classes
+        self._fits: WeakValueDictionary[Any, Fits] = WeakValueDictionary()
+        self._changes = 0
+        self._opened: deque[int] = deque(maxlen=OPENED_MAX)  # the workers of the last changes, newest last
+        self.inventory = 0  # grows when the set of classes or hosts changes
+        self.version = 0  # grows when anything about a host may have changed
+        #: worker numbers of hosts that came, left or changed; a ranker that keeps a table empties it
+        self.touched: set[int] = set()
+        #: the same, for `FleetFrames`, which empties it
+        self.redrawn: set[int] = set()
+        #: tenants that some worker's rules name; their shapes are kept separate
+        self.named: set[str] = set()
+        #: label -> value -> the hosts that have it
+        self.labelled: dict[str, dict[str, list[int]]] = {}
+        #: label -> values that some request has required; only values that some host has, see `tell_apart`
+        self._asked: dict[str, set[str]] = {}
+        self._asked_count = 0
+        self._asked_names: set[str] = set()  # device names that some request has asked for, and that some host has
+        #: device name -> hosts; None until a request has asked for one
+        self._by_name: dict[str, set[int]] | None = None
+
+    # -------------------------------------------------------------------------- what lets a job start
+
+    @property
+    def changes(self) -> int:
+        """A number that grows with every change that may let a job start."""
+        return self._changes
+
+    def opens(self, worker_num: int = ANYWHERE) -> None:
+        """Note that a job may now start on this host, or on any host, that could not start before."""
+        self._changes += 1
+        self._opened.append(worker_num)
+
+    def unchanged_since(self, changes: int) -> None:
+        """Drop all changes noted since then, because they were undone."""
+        for _ in range(min(self._changes - changes, len(self._opened))):
+            self._opened.pop()
+        self._changes = changes
+
+    def opened_since(self, changes: int) -> list[Host] | None:
+        """Return the hosts that were opened since that change; None if these may be any: check all hosts."""
+        count = self._changes - changes
+        if count > len(self._opened):
+            return None
+        nums = dict.fromkeys(islice(reversed(self._opened), count))
+        if ANYWHERE in nums or len(nums) > OPENED_HOSTS_MAX:
+            return None
+        return [host for num in nums if (host := self.hosts.get(num)) is not None]
+
+    # ----------------------------------------------------------------------------------- membership
+
+    def join(self, worker: Worker, members: Iterable[tuple[Member, Shape]]) -> Host:
+        """Add a worker's new session: its inventory, less what its members hold. Return its host."""
+        self.leave(worker.num)
+        hello = worker.hello
+        rules = self.rules_of(hello)
+        users = None if rules.users is None else tuple(sorted(rules.users.items()))
+        key = (
+            tuple(
+                (d["index"], d["vendor"], d["name"], d.get("memory_mib", 0), capability_of(d.get("compute", "")))
+                for d in hello["gpu_pool"]
+            ),
+            islands_of(hello["gpu_pool"]),
+            kept_for(hello["gpu_pool"]),
+            tuple(hello["drivers"]),
+            gpu_drivers_of(hello),
+            user_drivers_of(hello),
+            own_user_of(hello),
+            memory_limits_of(hello),
+            tuple(levels_of(hello).items()),
+            tuple(hello["modes"]),
+            tuple(sorted(hello["sharers_max"].items())),
+            tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.drivers.items())),
+            users,
+        )
+        if self._by_name is not None:
+            self._name(worker)
+        for label, value in hello["labels"].items():
+            self.labelled.setdefault(label, {}).setdefault(value, []).append(worker.num)
+        host = Host(worker, self._class_of(key, hello, rules))
+        self.hosts[worker.num] = host
+        self._enter(host)
+        for member, shape in members:
+            self.take(host, shape, member.mask, guest=member.guest)
+            if member.guest or member.replica.state == FROZEN:
+                self.lending[worker.num] = host
+        self.inventory += 1
+        self.refresh(host)
+        return host
+
+    def _class_of(self, alike: Any, hello: dict[str, Any], rules: Rules) -> HostClass:
+        """Return the class for a host: equal hardware and drivers, and equal values of all required labels."""
+        labels: dict[str, str] = hello["labels"]
+        if self._asked_count <= ASKED_MAX:
+            labels = {label: value for label, value in labels.items() if value in self._asked.get(label, ())}
+        named = self._named_slots(hello)
+        key = (alike, tuple(sorted(labels.items())), tuple(sorted(named.items())))
+        cls = self.classes.get(key)
+        if cls is None:
+            fits = self._fits.setdefault(alike, Fits())
+            cls = self.classes[key] = HostClass(key, hello, labels, rules, fits, named)
+        return cls
+
+    def _named_slots(self, hello: dict[str, Any]) -> dict[str, int]:
+        """Return the slots by each device name that a request has asked for; by all names once too many were."""
+        named: dict[str, int] = {}
+        for slot, device in enumerate(hello["gpu_pool"] if self._asked_names else ()):
+            for name in device_names(device):
+                if name in self._asked_names or len(self._asked_names) > ASKED_MAX:
+                    named[name] = named.get(name, 0) | 1 << slot
+        return named
+
+    def _enter(self, host: Host) -> None:
+        host.cls.hosts[host.worker.num] = host
+        host.cls.sizes.setdefault(host.size, {})[host.worker.num] = host
+
+    def _exit(self, host: Host) -> None:
+        """Remove a host from its class, and the class with its last host."""
+        self._unfile(host)
+        cls, num = host.cls, host.worker.num
+        del cls.hosts[num]
+        alike = cls.sizes[host.size]
+        del alike[num]
+        if not alike:
+            del cls.sizes[host.size]
+        if not cls.hosts:
+            del self.classes[cls.key]
+
+    def tell_apart(self, shape: Shape) -> None:
+        """Note what a request requires: hosts that differ in it are in different classes from now on.
+
+        That concerns labels and device names; a device index needs no split, as all hosts of a class have the same
+        ones. Must be called before a class is asked whether the shape fits, and again for the shapes that wait once a
+        host has joined: a value that no host has is not remembered, so that refused requests leave nothing behind. The
+        first time, it moves each host that has the value.
+        """
+        if shape.requires:
+            self._tell_labels_apart(shape.requires)
+        if shape.device_ids:
+            self._tell_devices_apart(shape.device_ids)
+
+    def _tell_labels_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
+        for label, values in requires.items():
+            hosts = self.labelled.get(label)
+            if hosts is None:
+                continue
+            for value in sorted(set(values).difference(self._asked.get(label, ()))):
+                if value not in hosts:
+                    continue
+                self._asked.setdefault(label, set()).add(value)
+                self._asked_count += 1
+                for num in list(hosts[value]):
+                    if self.hosts[num].cls.labels.get(label) != value:
+                        self._sort_anew(self.hosts[num])
+
+    def _tell_devices_apart(self, ids: Sequence[str]) -> None:
+        if self._by_name is None:
+            self._by_name = {}
+            for host in self.hosts.values():
+                self._name(host.worker)
+        for name in ids:
+            if name.isdecimal() or name in self._asked_names or name not in self._by_name:
+                continue
+            self._asked_names.add(name)
+            for num in sorted(self._by_name[name]):  # beyond the bound a host is split by all its names
+                if name not in self.hosts[num].cls.named_slots:
+                    self._sort_anew(self.hosts[num])
+
+    def _name(self, worker: Worker) -> None:
+        assert self._by_name is not None
+        for device in worker.hello["gpu_pool"]:
+            for name in device_names(device):
+                self._by_name.setdefault(name, set()).add(worker.num)
+
+    def _sort_anew(self, host: Host) -> None:
+        cls = self._class_of(host.cls.key[0], host.worker.hello, Rules(host.cls.drivers_for, host.cls.mps_users))
+        self._exit(host)
+        host.cls = cls
+        self._enter(host)
+        self.inventory += 1
+        self.refresh(host)
+
+    def rules_of(self, hello: dict[str, Any]) -> Rules:
+        """Return a worker's rules, and note the tenants that they name, whose shapes are then kept separate.
+
+        An older worker has no rules. A worker counts as one without rules if it would name tenants beyond `NAMED_MAX`.
+        """
+        drivers = {tenant: frozenset(words) for tenant, words in (hello.get("drivers_for") or {}).items()}
+        users: dict[str, int] | None = hello.get("mps_users")
+        named = self.named | (drivers.keys() | (users or {}).keys()) - {OTHERS}
+        if len(named) > NAMED_MAX:
+            return Rules({}, None)
+        self.named = named
+        return Rules(drivers, users)
+
+    def leave(self, worker_num: int) -> None:
+        host = self.hosts.pop(worker_num, None)
+        self.lending.pop(worker_num, None)
+        if host is None:
+            return
+        self._exit(host)
+        for device in host.worker.hello["gpu_pool"] if self._by_name is not None else ():
+            for name in device_names(device):
+                self._unname(name, worker_num)
+        for label, value in host.labels.items():
+            values = self.labelled[label]
+            values[value].remove(worker_num)
+            if values[value]:
+                continue
+            del values[value]
+            if value in self._asked.get(label, ()):
+                self._asked[label].remove(value)
+                self._asked_count -= 1
+            if not values:
+                del self.labelled[label]
+                self._asked.pop(label, None)
+        self.inventory += 1
+        self.touched.add(worker_num)
+        self.redrawn.add(worker_num)
+
+    def forget(self, worker_num: int) -> None:
+        """Drop what is noted of a worker without a session that the ledger has forgotten."""
+        self.redrawn.discard(worker_num)
+        if len(self.touched) > 2 * len(self.hosts) + TOUCHED_SPARE:
+            self.touched = set()  # a ranker that keeps a table builds it again; others never empty this set
+
+    def _unname(self, name: str, worker_num: int) -> None:
+        nums = self._by_name.get(name) if self._by_name is not None else None
+        if nums is not None:
+            nums.discard(worker_num)
+            if not nums and self._by_name is not None:
+                del self._by_name[name]
+                self._asked_names.discard(name)
+
+    def slept(self, mono_ms: int) -> None:
+        """Count all workers as heard from just now, after this process was suspended or could not append for a while.
+
+        That silence is not the workers' fault (H28).
+        """
+        for host in self.hosts.values():
+            host.last_ms = max(host.last_ms, mono_ms)
+            if host.load_ms >= 0:
+                host.load_ms = max(host.load_ms, mono_ms)
+
+    def refresh(self, host: Host) -> None:
+        """Put a host into the bucket of its current state; must be called after any change of a host."""
+        self.version += 1
+        self.touched.add(host.worker.num)
+        self.redrawn.add(host.worker.num)
+        bucket = host.open.bit_count() if host.usable else -1
+        was = host.bucket
+        if bucket != was:
+            if was >= 0:
+                del host.cls.buckets[was][host.worker.num]
+            if bucket >= 0:
+                host.cls.buckets[bucket][host.worker.num] = host
+            if (was < 0) != (bucket < 0):
+                self._file_shared(host, bucket >= 0)
+            host.bucket = bucket
+            if bucket > was:
+                self.opens(host.worker.num)
+
+    def _unfile(self, host: Host) -> None:
+        if host.bucket >= 0:
+            del host.cls.buckets[host.bucket][host.worker.num]
+            self._file_shared(host, False)
+            host.bucket = -1
+
+    def _file_shared(self, host: Host, filed: bool) -> None:
+        for slot, device in host.shared.items():
+            shelf = host.cls.shared_open[device.mode]
+            if filed and device.users < host.cls.sharers(device.mode):
+                shelf[(host.worker.num, slot)] = device
+            else:
+                shelf.pop((host.worker.num, slot), None)
+
+    # ------------------------------------------------------------------------------ taking and giving
+
+    def take(self, host: Host, shape: Shape, mask: int, *, guest: bool = False) -> None:
+        """Count a member's devices, CPU and memory as used."""
+        self.take_all(host, shape, [mask], guest=guest)
+
+    def take_all(self, host: Host, shape: Shape, masks: list[int], *, guest: bool = False) -> None:
+        """Count members of one shape on one host as used; the host is filed once."""
+        count = len(masks)
+        host.held += count
+        host.version += 1
+        host.cpu_free -= shape.cpu_milli * count
+        host.memory_free -= shape.memory_mib * count
+        if shape.mode <= EXCLUSIVE:
+            for mask in masks:
+                host.free &= ~mask
+                if guest:
+                    host.guests |= mask
+                else:
+                    host.owned |= mask
+        else:
+            for mask in masks:
+                self._take_shared(host, shape, mask)
+        self.refresh(host)
+
+    def _take_shared(self, host: Host, shape: Shape, mask: int) -> None:
+        num, cls = host.worker.num, host.cls
+        while mask:
+            bit = mask & -mask
+            mask ^= bit
+            slot = bit.bit_length() - 1
+            device = host.shared.get(slot)
+            if device is None:
+                device = host.shared[slot] = SharedDevice(shape.mode, cls.user_of(shape))
+                host.free &= ~bit
+            device.users += 1
+            device.memory_mib += shape.share_mib
+            device.percent += shape.compute_percent
+            if device.users >= cls.sharers(device.mode):
+                cls.shared_open[device.mode].pop((num, slot), None)
+            elif host.bucket >= 0:
+                cls.shared_open[device.mode][(num, slot)] = device
+
+    def give(self, host: Host, shape: Shape, mask: int, *, guest: bool = False) -> None:
+        """Count a member's devices, CPU and memory as free again."""
+        self.give_all(host, [(shape, mask, guest)])
+
+    def give_all(self, host: Host, taken: list[tuple[Shape, int, bool]]) -> None:
+        """Count members of one host as free again: shape, mask, is a guest. The host is filed once."""
+        host.version += 1
+        for shape, mask, guest in taken:
+            host.held -= 1
+            host.cpu_free += shape.cpu_milli
+            host.memory_free += shape.memory_mib
+            if shape.mode <= EXCLUSIVE:
+                if guest:
+                    host.guests &= ~mask
+                else:
+                    host.owned &= ~mask
+                host.free |= mask & host.lent & ~(host.owned | host.guests)
+            else:
+                self._give_shared(host, shape, mask)
+        self.opens(host.worker.num)
+        self.refresh(host)
+
+    def _give_shared(self, host: Host, shape: Shape, mask: int) -> None:
+        num, cls = host.worker.num, host.cls
+        while mask:
+            bit = mask & -mask
+            mask ^= bit
+            slot = bit.bit_length() - 1
+            device = host.shared.get(slot)
+            if device is None:
+                continue
+            device.users -= 1
+            device.memory_mib -= shape.share_mib
+            device.percent -= shape.compute_percent
+            if device.users == 0:
+                del host.shared[slot]
+                cls.shared_open[device.mode].pop((num, slot), None)
+                host.free |= bit & host.lent
+            elif host.bucket >= 0 and device.users < cls.sharers(device.mode):
+                cls.shared_open[device.mode][(num, slot)] = device
+
+    def set_frozen(self, host: Host, frozen: int) -> None:
+        """Note the slots of a host whose jobs are frozen to stay so: a guest may start on them."""
+        if frozen & ~host.frozen:
+            self.opens(host.worker.num)
+        if frozen != host.frozen:
+            host.frozen = frozen
+            self.refresh(host)
+
+    # ----------------------------------------------------------------------------------- questions
+
+    @contextlib.contextmanager
+    def avoiding(self, avoid: Avoid) -> Iterator[None]:
+        """Make these devices (worker number, slot mask) unavailable inside the block; it does not count as a change.
+
+        The order of hosts in their buckets is restored: a question must not change which host comes first.
+        """
+        changes, version = self.changes, self.version
+        hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
+        stood = {(id(host.cls), host.bucket): host.cls.buckets[host.bucket] for host, _ in hosts if host.bucket >= 0}
+        orders = [(bucket, list(bucket)) for bucket in stood.values()]
+        try:
+            with contextlib.ExitStack() as stack:
+                for host, mask in hosts:
+                    stack.enter_context(host.without(mask))
+                    self.refresh(host)
+                yield
+        finally:  # even if the block raises, every host is filed correctly
+            for host, _ in hosts:
+                self.refresh(host)
+            self.unchanged_since(changes)
+            self.version = version
+            for bucket, nums in orders:
+                if bucket.keys() == set(nums):  # nothing was placed inside the block
+                    rows = {num: bucket[num] for num in nums}
+                    bucket.clear()
+                    bucket.update(rows)
+
+    def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
+        """Yield the classes that a shape fits, with how; their hosts may still lend too little, or be too small."""
+        for cls in self.classes.values():
+            fit = cls.fit(shape)
+            if not fit.reason:
+                yield cls, fit
+
+    def validate(self) -> None:
+        """Check that buckets and shelves agree with the hosts. Raises AssertionError."""
+        for cls in self.classes.values():
+            sized = {num: size for size, alike in cls.sizes.items() for num in alike}
+            assert sized == {num: host.size for num, host in cls.hosts.items()}, "hosts are filed by another size"
+            assert all(cls.sizes.values()), "a size that no host has"
+            filed = {num: count for count, bucket in enumerate(cls.buckets) for num in bucket}
+            for num, host in cls.hosts.items():
+                assert cls.labels.items() <= host.labels.items(), f"{host.worker.id} is in a class with other labels"
+                for label, value in host.labels.items():
+                    assert num in self.labelled[label][value], f"{host.worker.id} is not known by its {label}"
+                    required = value in self._asked.get(label, ())
+                    assert not required or label in cls.labels, f"{host.worker.id} is not told apart by {label}"
+                held = 0 if not host.owned | host.guests else (host.owned | host.guests) & host.free
+                assert not held, f"{host.worker.id}: slots {held:b} are free and held"
+                assert not host.frozen & ~host.owned, f"{host.worker.id}: a slot that nobody has alone is frozen"
+                expected = host.open.bit_count() if host.usable else -1
+                assert host.bucket == expected, f"{host.worker.id} is filed under {host.bucket}, not {expected}"
+                assert filed.get(num, -1) == host.bucket, f"{host.worker.id} is in bucket {filed.get(num)}"
+                for slot, device in host.shared.items():
+                    assert not host.free >> slot & 1, f"{host.worker.id}: slot {slot} is free and shared"
+                    is_open = (num, slot) in cls.shared_open[device.mode]
+                    expected_open = host.usable and device.users < cls.sharers(device.mode)
+                    assert is_open == expected_open, f"{host.worker.id}: slot {slot} on the wrong shelf"
+
+
+def device_names(device: dict[str, Any]) -> list[str]:
+    """Return the names of a device of a hello, apart from its index; an older worker reports fewer."""
+    return names_of(str(device.get("uuid", "")), str(device.get("pci", "")), device.get("cdi", ()))

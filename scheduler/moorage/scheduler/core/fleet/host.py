@@ -1,0 +1,554 @@
+"""One worker as the scheduler places jobs on it, and the class of workers with the same devices and drivers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+from moorage.scheduler.core.fleet.filters import FILTERS, MODE_WORDS, Device, failed, has_labels
+from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
+from moorage.scheduler.core.ledger.records import Mode
+from moorage.scheduler.core.ledger.state import Worker
+from moorage.schemas import reasons
+from moorage.schemas.capabilities import level_number, mode_enforced, takes_guests
+from moorage.schemas.driver_config import takes_ids
+from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames.fleet import slots_named
+from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
+from moorage.schemas.memo import Memo
+
+NO_GPU: Final = int(Mode.NONE)
+EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
+#: shapes whose fit is cached for each class
+FITS_MAX: Final = 50_000
+#: ways of asking for devices whose slots are cached
+RANKS_MAX: Final = 1_024
+#: members of one worker, bounded so that its renewal, its join and its loss each fit into one frame or record
+MEMBERS_MAX: Final = 4096
+When = Literal["ever", "emptied", "now"]
+#: slots lent, thousandths of a core, MiB
+Size = tuple[int, int, int]
+
+
+class Rules(NamedTuple):
+    """The rules for tenants in a worker's hello."""
+
+    drivers: dict[str, frozenset[str]]  # the drivers allowed to each tenant; empty: any
+    users: dict[str, int] | None  # host user by tenant, if only jobs of one user may share a GPU by mps
+
+
+class SharedDevice:
+    """A shared device; all sharers of a device use one mode. `user` is as in `HostClass.user_of`."""
+
+    __slots__ = ("memory_mib", "mode", "percent", "user", "users")
+
+    def __init__(self, mode: int, user: str) -> None:
+        self.mode = mode
+        self.user = user
+        self.users = 0
+        self.memory_mib = 0
+        self.percent = 0
+
+
+class Fit:
+    """The result of matching a shape with a class: the matching slots and how well, or why there are none.
+
+    `tiers` divides the matching slots into sets to be used in this order: the best matches first, and of equal matches
+    those with the least memory, so that the others are left to requests that need them. No matching device has less
+    memory than `least_mib`.
+    """
+
+    __slots__ = ("best_mask", "least_mib", "mask", "rank", "reason", "tiers")
+
+    def __init__(
+        self, mask: int, rank: int, reason: str, best_mask: int = 0, tiers: tuple[int, ...] = (), least_mib: int = 0
+    ) -> None:
+        self.mask = mask
+        self.rank = rank
+        self.best_mask = best_mask  # the slots that match as well as the best one
+        self.tiers = tiers
+        self.least_mib = least_mib
+        self.reason = reason  # empty if the class could run it
+
+
+class Matched(NamedTuple):
+    """The slots of a class whose devices match a request; `Fit` says what the fields are."""
+
+    mask: int
+    rank: int
+    best_mask: int
+    tiers: tuple[int, ...]
+    least_mib: int
+    reason: str
+
+
+class Fits(Memo[int, Fit]):
+    """Cached fits by shape index, shared by classes that differ only in labels."""
+
+    def __init__(self) -> None:
+        super().__init__(FITS_MAX)
+
+
+_OTHER_LABEL: Final = Fit(0, 0, reasons.LABEL.name)
+_OTHER_DEVICE: Final = Fit(0, 0, reasons.DEVICE.name)
+#: filters checked before labels
+_BEFORE_LABELS: Final = tuple(FILTERS)[: list(FILTERS).index(reasons.LABEL.name)]
+
+
+def _drivers_that(hello: dict[str, Any], can: str) -> frozenset[str]:
+    """Return the drivers of a worker with this capability, one that a driver without a report has."""
+    told = hello.get("capabilities") or {}
+    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get(can, True))
+
+
+def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may have GPUs."""
+    return _drivers_that(hello, "gpu_enabled")
+
+
+def user_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may run as any user."""
+    return _drivers_that(hello, "users")
+
+
+def memory_limits_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs are held to the memory that they ask for."""
+    return _drivers_that(hello, "memory_limit")
+
+
+def own_user_of(hello: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the only user that some driver's jobs may run as; empty if any driver may use any user."""
+    every = _drivers_that(hello, "users") == frozenset(hello["drivers"])
+    return () if every else tuple(hello.get("own_user", ()))
+
+
+def levels_of(hello: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the levels at which a worker keeps jobs to their part of a device, by driver and sharing mode."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for driver in hello["drivers"]:
+        for mode in SHARING_MODES:
+            enforced = mode_enforced(hello, driver, mode)
+            found[driver, mode] = level_number(enforced.memory), level_number(enforced.compute)
+    return found
+
+
+def kept_for(pool: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """Return the sharing modes that each slot is restricted to; empty for a slot without restriction."""
+    return tuple(tuple(device.get("modes", ())) for device in pool)
+
+
+def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
+
+    If NVLink links all slots or none, the NUMA nodes take the place of its sets. A reported link counts in both
+    directions; the hello of an older worker reports none.
+    """
+    slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
+    linked = [1 << slot for slot in range(len(pool))]
+    for slot, device in enumerate(pool):
+        for peer in device.get("peers", ()):
+            other = slot_of.get(peer, slot)
+            both = linked[slot] | linked[other]
+            for member in range(len(pool)):
+                if both >> member & 1:
+                    linked[member] = both
+    nodes: dict[int, int] = {}
+    for slot, device in enumerate(pool):
+        node = int(device.get("numa", -1))
+        nodes[node] = nodes.get(node, 0) | 1 << slot
+    by_link, by_node = tuple(dict.fromkeys(linked)), tuple(nodes.values())
+    if len(by_link) in (1, len(pool)):
+        by_link = by_node
+    return (by_link, by_node) if 1 < len(by_link) < len(pool) else ()
+
+
+class HostClass:
+    """Hosts with equal devices, drivers, rules and required labels: a shape fits all of them or none.
+
+    They may differ in what they lend, in CPU and memory, and in what is free.
+    """
+
+    __slots__ = (
+        "_ranks",
+        "buckets",
+        "devices",
+        "drivers",
+        "drivers_for",
+        "fits",
+        "gpu_drivers",
+        "hosts",
+        "islands",
+        "key",
+        "labels",
+        "levels",
+        "memory_limits",
+        "modes",
+        "mps_users",
+        "named_slots",
+        "own_user",
+        "shared_open",
+        "sharers_max",
+        "sizes",
+        "takes",
+        "user_drivers",
+    )
+
+    def __init__(
+        self,
+        key: Any,
+        hello: dict[str, Any],
+        labels: dict[str, str],
+        rules: Rules,
+        fits: Fits,
+        named_slots: dict[str, int],
+    ) -> None:
+        self.key = key
+        #: slots by device name, for names that requests have asked for; see `Fleet.tell_apart`
+        self.named_slots = named_slots
+        self.drivers_for, self.mps_users = rules
+        self.devices = [
+            (
+                int(d["index"]),
+                str(d["vendor"]),
+                str(d["name"]),
+                int(d.get("memory_mib", 0)),
+                capability_of(d.get("compute", "")),
+            )
+            for d in hello["gpu_pool"]
+        ]
+        self.drivers = frozenset(hello["drivers"])
+        self.gpu_drivers = gpu_drivers_of(hello)
+        self.user_drivers = user_drivers_of(hello)
+        self.own_user = own_user_of(hello)
+        self.memory_limits = memory_limits_of(hello)
+        self.levels = levels_of(hello)
+        # a worker of an older release may offer a mode in which its devices take no sharers
+        self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
+        #: by mode, the slots that allow it: a worker may restrict a device to some modes
+        self.takes = {
+            mode: sum(1 << slot for slot, kept in enumerate(kept_for(hello["gpu_pool"])) if not kept or word in kept)
+            for mode, word in MODE_WORDS.items()
+        }
+        self.labels = labels  # of its hosts' labels, those that some request has required
+        self.sharers_max = {
+            mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()
+        }
+        #: sets of slots linked by NVLink, and by NUMA node; empty if neither separates any slots
+        self.islands = islands_of(hello["gpu_pool"])
+        self.hosts: dict[int, Host] = {}
+        #: the same by what a host holds when empty: see `Host.size`
+        self.sizes: dict[Size, dict[int, Host]] = {}
+        self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
+        self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
+        self.fits = fits
+        self._ranks: Memo[tuple[DeviceAsked, int], Matched] = Memo(RANKS_MAX)
+
+    def fit(self, shape: Shape) -> Fit:
+        found = self.fits.get(shape.index)
+        if found is None:
+            found = self.fits.put(shape.index, self._fit(shape))
+        if shape.requires and not has_labels(self, shape):
+            return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
+        return found if not shape.device_ids or found.reason else self._exact(shape, found)
+
+    def exactly(self, shape: Shape) -> int:
+        """Return the slots of the devices that a shape names; 0 if any does not match, or its driver takes no names."""
+        return slots_named(shape.device_ids, self._slots_of, self.answering(shape)) if takes_ids(shape.driver) else 0
+
+    def _exact(self, shape: Shape, found: Fit) -> Fit:
+        mask = self.exactly(shape)
+        if not mask:
+            return _OTHER_DEVICE
+        tiers = tuple(tier & mask for tier in found.tiers if tier & mask)
+        return Fit(mask, found.rank, "", mask & found.best_mask or mask, tiers, found.least_mib)
+
+    def _slots_of(self, name: str) -> int:
+        if name.isdecimal():
+            return sum(1 << slot for slot, device in enumerate(self.devices) if str(device[0]) == name)
+        return self.named_slots.get(name, 0)
+
+    def _fit(self, shape: Shape) -> Fit:
+        """Return the fit of a shape, ignoring labels and named devices."""
+        if reason := failed(self, shape, "host"):
+            return Fit(0, 0, reason)
+        if shape.mode == NO_GPU:
+            return Fit(0, 2, "")
+        found = self._ranked(shape)
+        if reason := found.reason or failed(self, shape, "devices"):
+            return Fit(0, found.rank, reason)
+        return Fit(found.mask, found.rank, "", found.best_mask, found.tiers, found.least_mib)
+
+    def answering(self, shape: Shape) -> int:
+        """Return the slots whose devices match a shape that asks for GPUs."""
+        return self._ranked(shape).mask
+
+    def _ranked(self, shape: Shape) -> Matched:
+        """Return the matching slots, or why none matches. Cached.
+
+        Thousands of shapes may ask for one model and differ only in CPU. Slots that do not allow the mode are left out;
+        if no others match, the reason is not a filter of one device.
+        """
+        takes = self.takes[shape.mode]
+        found = self._ranks.get((shape.device_asked, takes))
+        if found is None:
+            ranks = [
+                shape.device_rank(*device[1:], device[0]) if takes >> slot & 1 else 0
+                for slot, device in enumerate(self.devices)
+            ]
+            best, tiers = max(ranks), dict[tuple[int, int], int]()
+            for slot, rank in enumerate(ranks):
+                if rank:
+                    kind = (-rank, self.devices[slot][3])
+                    tiers[kind] = tiers.get(kind, 0) | 1 << slot
+            best_mask = sum(slots for (rank, _), slots in tiers.items() if rank == -best)
+            order = tuple(tiers[kind] for kind in sorted(tiers))
+            reason = "" if best else failed(self, shape, "one device")
+            least_mib = min((mib for _, mib in tiers), default=0)
+            matched = Matched(sum(order), best, best_mask, order, least_mib, reason)
+            found = self._ranks.put((shape.device_asked, takes), matched)
+        return found
+
+    def memory_of(self, slots: int) -> int:
+        """Return the memory of the devices in these slots, in MiB."""
+        return sum(device[3] for slot, device in enumerate(self.devices) if slots >> slot & 1)
+
+    def permitted(self, tenant: str) -> frozenset[str]:
+        """Return the drivers that the rules allow a tenant; empty for none, or if there are no rules: then all are."""
+        return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
+
+    def user_of(self, shape: Shape) -> str:
+        """Return a text for the user that a sharer runs as; "" if a device's sharers may run as any user."""
+        if self.mps_users is None or shape.mode != Mode.MPS:
+            return ""
+        number = self.mps_users.get(shape.tenant, self.mps_users.get(OTHERS))
+        return f"user {shape.user}" if number is None else str(number)
+
+    def level(self, driver: str, mode: str) -> tuple[int, int]:
+        """Return how well a job's part of memory and compute is enforced, as positions in `LEVELS`."""
+        return self.levels[driver, mode]
+
+    def named(self, shape: Shape) -> list[Device]:
+        """Return the devices that match a shape, ignoring memory, compute capability and the index that it asks for."""
+        return [
+            d
+            for d in self.devices
+            if shape.device_rank(d[1], d[2], 2**62, 2**62, d[0] if shape.slot_index is None else shape.slot_index)
+        ]
+
+    def places(self, slots: int, shape: Shape) -> int:
+        """Return how many replicas' devices fit on these empty slots: one each, or as many as sharers fit."""
+        if shape.mode <= EXCLUSIVE:
+            return slots.bit_count()
+        most = self.sharers(shape.mode)
+        if shape.compute_percent:
+            most = min(most, 100 // shape.compute_percent)
+        if not shape.share_mib:
+            return most * slots.bit_count()
+        return sum(min(most, d[3] // shape.share_mib) for slot, d in enumerate(self.devices) if slots >> slot & 1)
+
+    def sharers(self, mode: int) -> int:
+        return int(self.sharers_max.get(MODE_WORDS[mode], 1))
+
+
+class Host:
+    """One worker as placement sees it."""
+
+    __slots__ = (
+        "bucket",
+        "busy",
+        "closed",
+        "cls",
+        "cpu_free",
+        "cpu_milli",
+        "free",
+        "frozen",
+        "guests",
+        "heard",
+        "held",
+        "labels",
+        "last_ms",
+        "lent",
+        "load_ms",
+        "memory_free",
+        "memory_mib",
+        "owned",
+        "shared",
+        "sick",
+        "stale",
+        "troubles",
+        "util_percent",
+        "version",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, worker: Worker, cls: HostClass) -> None:
+        hello = worker.hello
+        self.worker = worker
+        self.cls = cls
+        self.cpu_milli = self.cpu_free = int(hello["cpu_milli"])
+        self.memory_mib = self.memory_free = int(hello["memory_mib"])
+        lent = hello.get("lent_slots")
+        every = (1 << len(cls.devices)) - 1
+        self.lent = every if lent is None else sum(1 << slot for slot in set(lent) if 0 <= slot < 64) & every
+        self.held = 0  # number of members counted
+        self.version = 0  # grows whenever members are counted in or out
+        self.labels: dict[str, str] = hello["labels"]
+        self.closed = worker.flag != "open"  # cordoned or draining, from the record with the order on
+        self.free = self.lent  # slots not used by moorage's jobs
+        self.owned = 0  # slots that a job has alone, but for a guest
+        self.guests = 0  # slots that a guest has
+        self.frozen = 0  # slots whose job is frozen to stay so, and that take a guest: see `lifecycle.guests`
+        self.shared: dict[int, SharedDevice] = {}
+        self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
+        self.sick = 0  # slots whose health is not ok
+        self.troubles: dict[int, tuple[str, str]] = {}  # by slot, from its last load frame: (health or foreign, detail)
+        self.waiting = False  # a local claim waits: the host counts as full (H42)
+        self.heard = False  # renewed in this term
+        self.last_ms = 0  # monotonic ms of the last renewal answered in this term
+        self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this term and session
+        self.util_percent = 0  # mean of its devices, by its last load frame
+        self.stale = False  # renewals or load frames are missing: no new jobs here
+        self.bucket = -1
+
+    @property
+    def size(self) -> Size:
+        """The host's capacity: lent slots, CPU milli, memory in MiB. Hosts of equal capacity compare equal."""
+        return self.lent, self.cpu_milli, self.memory_mib
+
+    @property
+    def shut(self) -> int:
+        """The slots that take no job even if moorage's jobs leave them: in other use, unhealthy, or in quarantine."""
+        return self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask
+
+    @property
+    def open(self) -> int:
+        """Slots that may be given out whole; none while a local claim waits for a device (H42)."""
+        return 0 if self.waiting else self.free & ~self.shut
+
+    @property
+    def twice(self) -> int:
+        """Slots that a frozen job and its guest have: the end of one of them frees none."""
+        return self.owned & self.guests
+
+    def lendable_to(self, shape: Shape) -> int:
+        """Return the slots of frozen jobs that a shape can have as a guest; 0 unless it and the worker allow that."""
+        if not (shape.guest and self.frozen) or self.waiting or not takes_guests(self.worker.hello, shape.driver):
+            return 0
+        return self.frozen & ~self.guests & ~self.shut & self.lent & self.cls.fit(shape).mask
+
+    def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> int:
+        """Return how many more sharers of this shape's mode, user and share fit on this shared device."""
+        if device.user and device.user != self.cls.user_of(shape):
+            return 0
+        if device.mode != shape.mode or self.waiting or self.shut >> slot & 1:
+            return 0
+        most = self.cls.sharers(shape.mode) - device.users
+        if shape.compute_percent:
+            most = min(most, (100 - device.percent) // shape.compute_percent)
+        if shape.share_mib:
+            most = min(most, (self.cls.devices[slot][3] - device.memory_mib) // shape.share_mib)
+        return max(0, most)
+
+    def replicas_of(self, shape: Shape, when: When, without: int = 0) -> int:
+        """Return how many replicas of a shape this host could hold at most.
+
+        `when` is `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left, without the devices
+        that are `shut`; or `now`: beside what runs there now. It does not matter whether the host is `usable`. The
+        slots of the mask `without` are not counted.
+        """
+        fit = self.cls.fit(shape)
+        if fit.reason:
+            return 0
+        now = when == "now"
+        most = MEMBERS_MAX - (self.held if now else 0)
+        if shape.count:
+            slots = fit.mask & (self.open if now else self.lent) & ~without
+            if when == "emptied":
+                slots &= 0 if self.waiting else ~self.shut
+            beside = self.rooms_on_shared(shape) if now and self.shared else {}
+            guests = self.lendable_to(shape).bit_count() // shape.count if now else 0
+            if shape.mode <= EXCLUSIVE or shape.count == 1:
+                most = min(most, (sum(beside.values()) + self.cls.places(slots, shape)) // shape.count + guests)
+            else:
+                most = min(most, _groups(shape.count, [*beside.values(), *self.rooms_on_empty(slots, shape).values()]))
+        sizes = (self.cpu_free, self.memory_free) if now else (self.cpu_milli, self.memory_mib)
+        return max(0, self.within(shape, most, *sizes))
+
+    def within(self, shape: Shape, most: int, cpu_milli: int, memory_mib: int) -> int:
+        """Return for how many replicas of a shape, at most `most`, this much CPU and memory is enough."""
+        if shape.cpu_milli and self.cpu_milli:
+            most = min(most, cpu_milli // shape.cpu_milli)
+        if shape.memory_mib and self.memory_mib:
+            most = min(most, memory_mib // shape.memory_mib)
+        return most
+
+    def may_have_room(self, shape: Shape) -> bool:
+        """Return whether a replica may start here now, by a quick check that never misses one that can."""
+        if shape.cpu_milli > self.cpu_free and self.cpu_milli:
+            return False
+        room = max(self.free.bit_count() + len(self.shared), self.frozen.bit_count() if shape.guest else 0)
+        return shape.count <= room and not self.cls.fit(shape).reason
+
+    def rooms_on_shared(self, shape: Shape) -> dict[int, int]:
+        """Return the shared devices on which a shape has room, by slot, each with the number of sharers that fit."""
+        mask = self.cls.fit(shape).mask
+        rooms = {
+            slot: self.room_beside(slot, device, shape) for slot, device in self.shared.items() if mask >> slot & 1
+        }
+        return {slot: room for slot, room in rooms.items() if room}
+
+    def rooms_on_empty(self, slots: int, shape: Shape) -> dict[int, int]:
+        """Return for each of these empty slots how many sharers of a shape fit there."""
+        return {slot: self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1}
+
+    def rooms_beside(self, shape: Shape) -> int:
+        """Return for how many replicas this host has CPU, memory and member entries left."""
+        most = MEMBERS_MAX - self.held
+        if shape.cpu_milli and self.cpu_milli:
+            most = min(most, self.cpu_free // shape.cpu_milli)
+        if shape.memory_mib and self.memory_mib:
+            most = min(most, self.memory_free // shape.memory_mib)
+        return most
+
+    def fits_host(self, shape: Shape) -> bool:
+        """Return whether CPU, memory and member entries suffice for a replica. CPU or memory of 0 is not checked."""
+        if self.held >= MEMBERS_MAX:
+            return False
+        if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:
+            return False
+        return not (shape.memory_mib and self.memory_mib and shape.memory_mib > self.memory_free)
+
+    @contextlib.contextmanager
+    def without(self, slots: int) -> Iterator[None]:
+        """Make these slots unavailable inside the block; the caller refreshes the fleet's buckets."""
+        sick, self.sick = self.sick, self.sick | slots
+        try:
+            yield
+        finally:
+            self.sick = sick
+
+    @property
+    def usable(self) -> bool:
+        return self.heard and not self.stale and not self.closed and bool(self.worker.session)
+
+
+def size_of_largest(hosts: list[Host]) -> str:
+    """Return the most cores, and the most GiB of memory, that one of these hosts has, as text.
+
+    `hosts` must not be empty.
+    """
+    cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
+    return f"{cores:g} cores and {gib} GiB"
+
+
+def _groups(count: int, rooms: list[int]) -> int:
+    """Return how many sharers of `count` devices each fit on devices that have room for the given numbers of sharers.
+
+    A sharer uses each of its devices once. They all fit if each takes the devices with the most room.
+    """
+    most = sum(rooms) // count
+    while most and sum(min(room, most) for room in rooms) < most * count:
+        most -= 1
+    return most

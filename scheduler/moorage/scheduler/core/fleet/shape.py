@@ -1,0 +1,226 @@
+"""Shapes: what a request asks of a host. Thousands of jobs share a few shapes.
+
+The fleet's index, the queue and the reasons for waiting are kept by shape, so no decision reads the bytes of a request.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.ledger.records import MODE_OF, Mode
+from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches, takes_part
+from moorage.schemas.job import Request
+
+#: the table is emptied when it has this many shapes
+SHAPES_MAX: Final = 100_000
+#: the table is also emptied when the words of its shapes take this many bytes: requests may have many or long words,
+#: and refused requests have shapes too. It is computed from the words' lengths, so that a recording replays alike
+WORD_BYTES_MAX: Final = 64 * 1024 * 1024
+_WORD_BYTES: Final = 64
+_CHAR_BYTES: Final = 4
+
+ShapeKey = tuple[object, ...]
+#: worker number and slot mask, as `state.Job.avoid` has them
+Avoid = tuple[tuple[int, int], ...]
+#: the fields that `Shape.device_rank` depends on
+GpuKind = tuple[str, tuple[str, ...], int, int, str | None]
+DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str | None]
+
+
+class Shape:
+    """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1."""
+
+    __slots__ = (
+        "as_user",
+        "avoid",
+        "compute_percent",
+        "count",
+        "cpu_milli",
+        "device_asked",
+        "device_ids",
+        "driver",
+        "gpu_kind",
+        "gpus",
+        "guest",
+        "index",
+        "key",
+        "levels",
+        "memory_enforced",
+        "memory_mib",
+        "min_compute",
+        "min_memory_mib",
+        "mode",
+        "models",
+        "not_apple",
+        "prefer",
+        "refusing",
+        "requires",
+        "share_mib",
+        "slice_profile",
+        "slot_index",
+        "spread",
+        "tenant",
+        "together",
+        "user",
+        "vendor",
+    )
+
+    def __init__(self, key: ShapeKey, index: int, request: Request) -> None:
+        gpu = request.effective_gpu
+        self.avoid: Avoid = ()  # devices that failed under the job, or all devices of a worker that refused it
+        self.refusing: frozenset[int] = frozenset()  # workers that refused the job, if it asks for no devices
+        self.tenant = ""  # set only if some worker has rules for this tenant
+        self.key = key
+        self.index = index
+        self.driver = request.workload.driver
+        self.guest = request.guest  # it also takes devices of frozen members
+        self.cpu_milli = request.resources.cpu_milli if request.resources else 0
+        self.memory_mib = request.resources.memory_mib if request.resources else 0
+        self.memory_enforced = request.resources is not None and request.resources.enforce == "hard"
+        self.as_user = (request.run.user or "") if request.run else ""  # the user that it is to run as
+        #: a tuple shares its words with the key; a set would take ten times as much memory
+        self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
+        self.count = gpu.count if gpu else 0
+        self.models = gpu.models if gpu else ()
+        self.vendor = gpu.effective_vendor if gpu else ""
+        self.min_memory_mib = (gpu.min_memory_mib or 0) if gpu else 0
+        self.min_compute = capability_of(gpu.min_compute_capability or "") if gpu else 0
+        self.mode = int(MODE_OF[gpu.effective_sharing]) if gpu else int(Mode.NONE)
+        share = gpu.share if gpu else None
+        self.share_mib = share.memory_mib if share else 0
+        # 100 means no cap and is not counted: a share of memory alone leaves room for other sharers
+        self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
+        self.user = ""  # the host user that a sharer by mps asks for
+        if self.mode == Mode.MPS:
+            self.user = self.as_user
+        self.prefer = gpu.prefer or "" if gpu and gpu.effective_sharing != "exclusive" else ""
+        self.slot_index = gpu.time_slice_index if gpu else None
+        # a mode belongs to Apple GPUs, which no driver supports
+        self.not_apple = gpu is not None and gpu.mode is not None
+        self.levels = gpu.levels_required if gpu else (0, 0)  # how well its share must be enforced, at least
+        self.device_ids = request.device_ids if gpu else ()  # exactly the devices to use; empty: any matching ones
+        #: its MIG slice; "" for any profile, None for whole devices only
+        self.slice_profile = gpu.slice_profile if gpu else None
+        #: ranking puts requests for as many GPUs of one kind into one class
+        self.gpu_kind: GpuKind = (
+            self.vendor, self.models, self.min_memory_mib, self.min_compute, self.slice_profile
+        )  # fmt: skip
+        self.device_asked: DeviceAsked = (
+            self.vendor, self.models, self.min_memory_mib, self.share_mib, self.min_compute, self.slot_index,
+            self.not_apple, self.slice_profile,
+        )  # fmt: skip
+        scheduling = gpu.effective_scheduling if gpu else "best-effort"
+        self.spread = scheduling == "spread"
+        self.together = request.replicas if scheduling == "gang" else 1
+        self.gpus = self.count * self.together  # the number of GPUs that it takes at once
+
+    def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
+        """Return how well a device matches: 2 by a whole word or without a model, 1 inside a word, 0 not at all."""
+        if self.vendor and vendor.lower() != self.vendor:
+            return 0
+        if self.not_apple and vendor.lower() == APPLE:
+            return 0
+        if memory_mib < self.min_memory_mib or memory_mib < self.share_mib or compute < self.min_compute:
+            return 0
+        if self.slot_index is not None and index != self.slot_index:
+            return 0
+        if not takes_part(self.slice_profile, mig_profile(name)):
+            return 0
+        if not self.models:
+            return 2
+        return max(model_matches(pattern, name) for pattern in self.models)
+
+
+def shape_key(request: Request) -> ShapeKey:
+    """Return a key for what a request asks of a host: every host gives the same answer to requests of equal keys."""
+    gpu: GpuSpec | None = request.gpu if request.resource_requirements is None else request.effective_gpu
+    run, resources, requires = request.run, request.resources, request.requires
+    gpu_key: tuple[object, ...] | None = None
+    if gpu is not None:
+        model = gpu.model
+        gpu_key = (
+            gpu.count,
+            tuple(model) if isinstance(model, list) else model,
+            gpu.vendor,
+            gpu.min_memory_mib,
+            gpu.min_compute_capability,
+            gpu.sharing,
+            gpu.share and (gpu.share.memory_mib, gpu.share.compute_percent),
+            gpu.scheduling,
+            gpu.time_slice_index,
+            request.replicas if gpu.scheduling == "gang" else 0,
+            request.device_ids,
+            gpu.mode,
+            gpu.prefer,
+            gpu.enforce and gpu.levels_required,
+            gpu.profile,
+        )
+    return (
+        gpu_key,
+        resources and (resources.cpu_milli, resources.memory_mib, resources.enforce),
+        tuple((name, *sorted(values)) for name, values in sorted(requires.items())) if requires else None,
+        run.driver if run else "",
+        run.user if run else None,
+        request.guest,
+    )
+
+
+class Shapes:
+    """The table of shapes, by key. It is emptied at its bounds."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[ShapeKey, Shape] = {}
+        self._word_bytes = 0
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def of(self, request: Request) -> Shape:
+        """Return the Shape of this request: the same for equal keys, until the table is emptied at its bounds.
+
+        Shapes in use remain valid then.
+        """
+        key = shape_key(request)
+        shape = self._by_key.get(key)
+        if shape is None:
+            shape = self._kept(Shape(key, self._next, request))
+        return shape
+
+    def avoiding(self, shape: Shape, avoid: Avoid, request: Request) -> Shape:
+        """Return this request's shape with devices to avoid; such jobs wait in a queue group of their own."""
+        key = (*shape.key, avoid)
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._kept(Shape(key, self._next, request))
+            found.tenant = shape.tenant
+            if found.count:
+                found.avoid = avoid
+            else:
+                found.refusing = frozenset(num for num, _ in avoid)
+        return found
+
+    def asked_by(self, shape: Shape, tenant: str, request: Request) -> Shape:
+        """Return this request's shape for a tenant that a worker's rules name; its jobs have groups of their own."""
+        key = (*shape.key, tenant)
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._kept(Shape(key, self._next, request))
+            found.avoid, found.refusing, found.tenant = shape.avoid, shape.refusing, tenant
+        return found
+
+    def _kept(self, shape: Shape) -> Shape:
+        more = _word_bytes(shape)
+        if len(self._by_key) >= SHAPES_MAX or self._word_bytes + more > WORD_BYTES_MAX:
+            self._by_key.clear()
+            self._word_bytes = 0
+        self._by_key[shape.key] = shape
+        self._word_bytes += more
+        self._next += 1
+        return shape
+
+
+def _word_bytes(shape: Shape) -> int:
+    labels = [word for name, values in shape.requires.items() for word in (name, *values)]
+    words = (shape.driver, shape.as_user, shape.vendor, *shape.models, *shape.device_ids, *labels)
+    return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

@@ -1,0 +1,643 @@
+"""The ledger state: the result of folding all records.
+
+Load frames are not part of it (see `fleet.py`), and of a worker's hellos only that of its join. Fields marked *soft*
+belong to this process alone; they are neither in the digest nor in snapshots. The digest is the sum of the hashes of
+all rows (jobs, replicas, members, workers, tenants, finished jobs, usage). Each row keeps its hash in `row`, so that
+only changed rows are hashed again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from moorage.scheduler.core.ledger.finished import FinishedTable
+from moorage.scheduler.core.ledger.records import GangPhase
+from moorage.scheduler.core.ledger.resizes import Resize
+from moorage.scheduler.core.ledger.usage_table import UsageTable
+from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
+
+QUEUED: Final = STATE_NUMBER["QUEUED"]
+PLACED: Final = STATE_NUMBER["PLACED"]
+CLAIMED: Final = STATE_NUMBER["CLAIMED"]
+RUNNING: Final = STATE_NUMBER["RUNNING"]
+EXITED: Final = STATE_NUMBER["EXITED"]
+ENDING: Final = STATE_NUMBER["ENDING"]
+CANCELLING: Final = STATE_NUMBER["CANCELLING"]
+LOST_KEPT: Final = STATE_NUMBER["LOST_KEPT"]
+SUCCEEDED: Final = STATE_NUMBER["SUCCEEDED"]
+FAILED: Final = STATE_NUMBER["FAILED"]
+TIMED_OUT: Final = STATE_NUMBER["TIMED_OUT"]
+CANCELLED: Final = STATE_NUMBER["CANCELLED"]
+EXPIRED: Final = STATE_NUMBER["EXPIRED"]
+REJECTED: Final = STATE_NUMBER["REJECTED"]
+FROZEN: Final = STATE_NUMBER["FROZEN"]
+
+IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
+LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
+
+#: states in which a member on a worker has not ended yet, so it has no exit code
+UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
+#: states after an attempt that did not succeed: an exit with 0 leads to another one
+_NO_SUCCESS: Final = frozenset((QUEUED, FAILED))
+#: the states that may follow RUNNING when an attempt ends
+AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
+#: the states that a FREEZE step switches between
+FREEZES: Final = frozenset((RUNNING, FROZEN))
+
+#: entries of a job's story that are not states of a replica. Ledgers and histories contain these numbers: give a new
+#: entry the next lower number
+HELD: Final = -1
+RELEASED: Final = -2
+PRIORITY: Final = -3
+FREEZE: Final = -4
+RESUME: Final = -5
+NOT_FROZEN: Final = -6
+RESIZED: Final = -7
+#: the names of the numbers in a story; negative numbers count from the end
+STORY_WORDS: Final = (*STATES, "RESIZED", "NOT_FROZEN", "RESUME", "FREEZE", "PRIORITY", "RELEASED", "HELD")
+
+#: how many of a job's last transitions stay in memory once the history holds the older ones
+STORY_KEPT: Final = 64
+#: a longer story (plus the second number for each replica) is written to the history in parts before the job ends
+STORY_PART: Final = 96
+STORY_PART_REPLICA: Final = 4
+#: while the history cannot be written, older transitions beyond this (plus the second for each replica) are dropped
+STORY_MAX: Final = 128
+STORY_MAX_REPLICA: Final = 8
+#: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
+AVOID_MAX: Final = 16
+#: the inflation factor of usage when counting begins, see `fairshare`
+INFLATION_ONE: Final = 1 << 32
+#: how many parts of one job's story can be found again; beyond it the oldest are forgotten
+PARTS_MAX: Final = 1024
+
+# a member's phase
+AT_PLACED: Final = 0
+AT_CLAIMED: Final = 1
+AT_RUNNING: Final = 2
+AT_EXITED: Final = 3  # the attempt ended, its devices are not free yet
+
+# the columns of a transition
+REV: Final = 0
+AT_MS: Final = 1  # ledger time
+REPLICA: Final = 2  # the replica's index; negative: the whole job
+ATTEMPT: Final = 3
+STATE: Final = 4  # or one of the negative numbers above
+WORKER: Final = 5  # the worker's number; negative: none
+SLOTS: Final = 6  # a mask
+CODE: Final = 7  # the exit code
+WHY: Final = 8
+FENCE: Final = 9
+BY: Final = 10  # the actor as `records.actor` writes it; empty for the scheduler
+RESULT: Final = 11  # message number of the result, 0 for none; only in rows of attempts whose result is known
+#: one transition; a plain tuple because there are millions of them
+Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple[int, ...]]
+MemberKey = tuple[str, str, int, int]
+#: an unhealthy device: kind, detail, ledger ms since when, and 1 if its members have to leave
+Ailment = tuple[str, str, int, int]
+
+
+class StandingOrder(NamedTuple):
+    """An operator's order in force: the actor, the reason, and the ledger ms since when."""
+
+    actor: str
+    why: str
+    since_ms: int
+
+
+class Window(NamedTuple):
+    """A worker's maintenance window, in ledger milliseconds.
+
+    Nothing is placed from `from_ms` on, jobs must leave by `leave_ms`, and the worker reopens at `until_ms` (0: only
+    when an operator says so).
+    """
+
+    from_ms: int
+    leave_ms: int
+    until_ms: int
+    by: str
+    why: str
+
+    def digest_row(self) -> int:
+        return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
+
+
+class Pool(NamedTuple):
+    """The devices that a worker had up to a join: those of the attempts placed by a record before `until`."""
+
+    until: int  # sequence of the record with that join
+    devices: list[dict[str, Any]]  # as in a hello; empty if they are forgotten
+    simulated: bool
+
+
+#: how many earlier inventories of a worker are known; beyond it the devices of the oldest are forgotten
+POOLS_MAX: Final = 16
+
+
+#: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request
+REPLICAS_APIECE: Final = 16
+BYTES_APIECE: Final = 8 * 1024
+#: one part in this many of the memory bound is kept for small tenants, see `State.room`
+LAST_PART: Final = 10
+
+
+def extra_of(replicas: int, size: int) -> int:
+    """Return what a job counts towards the memory bound beyond one, by its replicas and request bytes."""
+    return replicas // REPLICAS_APIECE + size // BYTES_APIECE
+
+
+class Job:
+    """An accepted request with its replicas. Made by `new_job`."""
+
+    __slots__ = (
+        "accepted_ms",
+        "after",
+        "avoid",
+        "body",
+        "count",
+        "deadline_ms",
+        "derived",
+        "extra",
+        "gang",
+        "held",
+        "hold",
+        "kept",
+        "key",
+        "lacking",
+        "ledger",
+        "lingering",
+        "live",
+        "master",
+        "name",
+        "num",
+        "over",
+        "own_subject",
+        "parts",
+        "preempts",
+        "priority",
+        "replicas",
+        "resizes",
+        "rev",
+        "row",
+        "shape",
+        "started",
+        "story",
+        "tenant",
+        "told",
+        "traceparent",
+        "used",
+    )
+
+    def __init__(
+        self, num: int, tenant: str, name: str, body: bytes, traceparent: str, accepted_ms: int, ledger: int, live: int
+    ) -> None:
+        self.num = num
+        self.tenant = tenant
+        self.name = name
+        self.body = body
+        self.traceparent = traceparent
+        self.accepted_ms = accepted_ms
+        self.ledger = ledger  # sequence of the record that accepted it
+        self.live = live  # number of replicas that have not ended
+        self.replicas: tuple[Replica, ...] = ()
+        self.rev = 1
+        self.held = 0  # number of members that hold devices, including ended attempts
+        #: those of ended attempts, in the order of their ends; None for none yet
+        self.lingering: dict[MemberKey, Member] | None = None
+        self.over = False  # no further step is possible
+        self.started = False  # whether any replica has ever run
+        self.gang = int(GangPhase.NONE)
+        self.after = 0  # what a gang's replicas become once the current attempt has ended
+        self.count = 0  # which counter grows at that point (see `records.Count`)
+        self.master = ""  # address:port of rank 0
+        #: devices that failed while it used them: worker number, slot mask
+        self.avoid: tuple[tuple[int, int], ...] = ()
+        #: workers that refused it because they lack what it needs, in the order of their refusals; none may take it
+        self.lacking: tuple[int, ...] = ()
+        self.hold: StandingOrder | None = None  # an operator's hold: none of its replicas is placed
+        #: until it is placed: the workers reserved for it, and the jobs that were ended for it
+        self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.priority = -1  # set by an operator; negative: the request's priority applies
+        self.resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
+        #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
+        self.used: tuple[int, int] | None = None
+        self.story: list[Transition] = []
+        #: earlier parts of the story: history sequence, first and last revision
+        self.parts: tuple[tuple[int, int, int], ...] = ()
+        self.row = 0
+        self.kept = 0  # soft: the history sequence that completes its story; 0 until it is acknowledged
+        self.shape: Any = None  # soft: the interned shape of its request
+        self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
+        self.key = b""  # soft: `finished.job_key`, once computed
+        self.told = 0  # soft: revision up to which events were sent
+        self.own_subject: bool | None = None  # soft: whether its events also go to its own subject
+        self.extra = 0  # soft: `extra_of` it
+        self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
+
+    def digest_row(self) -> int:
+        row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
+        if self.hold is not None or self.priority >= 0:  # unset fields are left out: old digests stay
+            row = hash((row, _order_row(self.hold), self.priority))
+        if self.preempts is not None:
+            row = hash((row, self.preempts))
+        if self.used is not None:
+            row = hash((row, self.used))
+        if self.resizes:
+            row = hash((row, self.resizes))
+        if self.lacking:
+            row = hash((row, self.lacking))
+        return hash((row, self.avoid)) if self.avoid else row
+
+    @property
+    def members(self) -> list[Member]:
+        """The members that hold devices for the job, first of current attempts, then of ended ones."""
+        if not self.held:
+            return []
+        own = [replica.member for replica in self.replicas if replica.member is not None]
+        return [*own, *self.lingering.values()] if self.lingering else own
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """The part of each device that an operator gave the job: MiB of memory, percent of compute; None if unset."""
+        return self.resizes[-1][2:] if self.resizes else None
+
+    @property
+    def state(self) -> str:
+        if len(self.replicas) == 1:
+            return STATES[self.replicas[0].state]
+        rev, state = self.derived
+        if rev != self.rev:
+            state = derive_state({STATES[replica.state] for replica in self.replicas})
+            self.derived = self.rev, state
+        return state
+
+
+def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int) -> Job:
+    """Return a job with all replicas queued, as accepted by record `seq` at ledger time `ms`."""
+    job = Job(num, tenant, name, body, traceparent, ms, seq, replicas)
+    if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
+        job.extra = extra_of(replicas, len(body))
+    job.replicas = (Replica(job, 0),) if replicas == 1 else tuple(Replica(job, index) for index in range(replicas))
+    return job
+
+
+class Replica:
+    """One of a job's copies: its state, its attempt, and how many retries and losses it has used."""
+
+    __slots__ = (
+        "after",
+        "attempt",
+        "fence",
+        "index",
+        "job",
+        "losses",
+        "member",
+        "not_before",
+        "refusals",
+        "retries",
+        "row",
+        "state",
+    )
+
+    def __init__(self, job: Job, index: int) -> None:
+        self.job = job
+        self.index = index
+        self.state = QUEUED
+        self.attempt = 0
+        self.fence = 0
+        self.retries = 0
+        self.losses = 0
+        self.refusals = 0
+        self.not_before = 0  # ledger ms before which it is not placed: backoff after a failure, loss or refusal
+        self.after = 0  # the state that follows ENDING or CANCELLING
+        self.member: Member | None = None
+        self.row = 0
+
+    def digest_row(self) -> int:
+        return hash(
+            (
+                self.job.num,
+                self.index,
+                self.state,
+                self.attempt,
+                self.fence,
+                self.retries,
+                self.losses,
+                self.refusals,
+                self.not_before,
+                self.after,
+            )
+        )
+
+
+class Member:
+    """An attempt of a replica on a worker. It has its devices until its worker reports them free, or is lost."""
+
+    __slots__ = (
+        "attempt",
+        "fence",
+        "freeze",
+        "guest",
+        "key",
+        "mask",
+        "missed",
+        "mode",
+        "notice_s",
+        "phase",
+        "rate_milli",
+        "replica",
+        "row",
+        "runs_as",
+        "wakes",
+        "worker",
+    )
+
+    def __init__(
+        self, replica: Replica, worker: Worker, attempt: int, fence: int, mask: int, mode: int, key: MemberKey
+    ) -> None:
+        self.replica = replica
+        self.worker = worker
+        self.attempt = attempt
+        self.fence = fence
+        self.mask = mask
+        self.mode = mode
+        self.key = key
+        self.phase = AT_PLACED
+        self.rate_milli = 0  # what it counts in its tenant's fair share; 0: each device counts as a whole GPU
+        self.notice_s = 0  # the notice with which it was asked to end
+        self.freeze = False  # it is wanted frozen; the replica becomes FROZEN when the worker reports it
+        self.wakes = False  # it is wanted frozen because it was unused, and no operator ordered it: use resumes it
+        self.guest = False  # placed on devices of frozen members; once those have ended it has them alone
+        self.row = 0
+        self.missed = 0  # soft: consecutive renewals that did not list it
+        self.runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
+
+    def digest_row(self) -> int:
+        row = hash(
+            (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
+        )
+        row = hash((row, self.rate_milli)) if self.rate_milli else row
+        row = hash((row, self.notice_s)) if self.notice_s else row
+        row = hash((row, -1, 1) if self.wakes else (row, -1)) if self.freeze else row
+        return hash((row, -2)) if self.guest else row
+
+
+def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
+    """Return a new member for a replica's current attempt, on these slots of a worker."""
+    job = replica.job
+    return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
+
+
+def code_of(to: int | None, code: int) -> int | None:
+    """Return the exit code in a transition on a worker to the state `to`; None if it has none.
+
+    Until an attempt has ended, and for one that was lost, refused or withdrawn, the transition's code is 0.
+    """
+    return None if to in UNENDED or (not code and to in _NO_SUCCESS) else code
+
+
+class Worker:
+    """A worker as recorded in the ledger: its lease session, its inventory in that session, and its members."""
+
+    __slots__ = (
+        "boot",
+        "by",
+        "flag",
+        "former",
+        "hello",
+        "id",
+        "joined_ms",
+        "left_ms",
+        "left_why",
+        "machine",
+        "members",
+        "n",
+        "no",
+        "num",
+        "quarantined",
+        "row",
+        "session",
+        "until_ms",
+        "unwell",
+        "unwell_mask",
+        "well",
+        "well_n",
+        "why",
+        "window",
+    )
+
+    def __init__(self, num: int, worker_id: str, machine: str) -> None:
+        self.num = num
+        self.id = worker_id
+        self.machine = machine
+        self.boot = ""
+        self.n = 0  # number of the last join
+        self.no = 0  # the last report frame of this session that was folded
+        self.session = ""  # empty: no session, so nothing may be placed here
+        self.joined_ms = 0
+        self.left_ms = 0  # when its last session ended; 0 if it never had one
+        self.left_why = ""  # why its last session ended
+        self.hello: dict[str, Any] = {}
+        self.former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
+        self.flag = "open"
+        self.by = ""
+        self.until_ms = 0  # ledger ms at which it opens by itself, while starts fail on it; else 0
+        self.why = ""  # then the reason of the last start that failed
+        self.quarantined = 0  # slot mask: devices that were not free after a job ended
+        self.unwell: dict[int, Ailment] = {}  # by slot: devices that the worker reports as unhealthy
+        self.unwell_mask = 0
+        self.well = 0  # slots that an operator declared healthy, until the worker confirms
+        self.well_n = 0  # sequence of the record with that order
+        self.window: Window | None = None  # a planned or current maintenance window
+        self.members: dict[MemberKey, Member] = {}
+        self.row = 0
+
+    @property
+    def in_json(self) -> bool:
+        """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
+        return "json" in self.hello
+
+    def pool_at(self, fence: int) -> Pool:
+        """Return the devices to which the slots of an attempt with this fence belong."""
+        for pool in self.former:
+            if fence < pool.until:
+                return pool
+        return Pool(0, self.hello.get("gpu_pool", []), bool(self.hello.get("simulated", False)))
+
+    @property
+    def lost_ms(self) -> int:
+        """The silence after which the worker is lost, in ms, as sent with its join; 0 if the ledger does not say."""
+        return int(self.hello.get("lost_ms", 0))
+
+    def digest_row(self) -> int:
+        session = int(self.session[:14] or "0", 16)
+        row = hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
+        if self.unwell or self.well or self.window is not None:  # unset fields are left out: old digests stay
+            ill = zlib.crc32(repr(sorted(self.unwell.items())).encode())
+            row = hash((row, ill, self.well, self.well_n, self.window.digest_row() if self.window else 0))
+        if self.until_ms:
+            row = hash((row, self.until_ms))
+        return row
+
+
+class Tenant:
+    """A tenant as recorded in the ledger: its jobs by name, how far its queue was read, its limits and usage."""
+
+    __slots__ = (
+        "cancel_cursor",
+        "extra",
+        "gpus",
+        "gpus_max",
+        "guaranteed",
+        "hold",
+        "jobs",
+        "jobs_max",
+        "limit",
+        "live",
+        "name",
+        "rate_milli",
+        "row",
+        "share",
+        "submit_cursor",
+        "tombstones",
+        "usage_base",
+        "weight",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.jobs: dict[str, Job] = {}
+        self.submit_cursor = 0
+        self.cancel_cursor = 0
+        # job name -> queue sequence of its cancel; negative ms for a cancel by request
+        self.tombstones: dict[str, int] = {}
+        self.live = 0  # jobs that have not ended
+        self.extra = 0  # soft: the sum of the `extra` of its jobs
+        self.gpus = 0  # devices that its members hold; each sharer counts a shared device
+        self.gpus_max = 0  # 0: no limit
+        self.jobs_max = 0
+        self.limit: StandingOrder | None = None  # the order that set the two limits
+        self.hold: StandingOrder | None = None  # an operator's hold: none of its jobs is placed
+        self.weight = 0  # in the fair share; 0: unset
+        self.guaranteed = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
+        self.share: StandingOrder | None = None  # the order that set weight and guarantee
+        self.rate_milli = 0  # what its members use now, in thousandths of a GPU; 0 while usage is not counted
+        self.usage_base = 0  # its usage up to the last change of the rate, see `fairshare`
+        self.row = 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an operator's order on this tenant is in force."""
+        return self.hold is not None or self.limit is not None or self.share is not None
+
+    def digest_row(self) -> int:
+        name = zlib.crc32(self.name.encode())
+        row = hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
+        if self.ordered:
+            row = hash((row, _order_row(self.hold), _order_row(self.limit), self.gpus_max, self.jobs_max))
+        if self.share is not None or self.usage_base or self.rate_milli:
+            row = hash((row, _order_row(self.share), self.weight, self.guaranteed, self.rate_milli, self.usage_base))
+        return row
+
+
+def _order_row(order: StandingOrder | None) -> int:
+    return 0 if order is None else hash((zlib.crc32(f"{order.actor} {order.why}".encode()), order.since_ms))
+
+
+class State:
+    """Everything that the ledger has recorded up to sequence `seq`."""
+
+    def __init__(self) -> None:
+        self.ledger_id = ""
+        self.former_id = ""  # ids of the ledgers that this one was restored from, newest first, separated by blanks
+        self.restored_ms = -1  # ledger time of the last restore; negative: never restored
+        self.restored_epoch = 0
+        self.behind = ""  # why this ledger must not be led: it was found to be an older backup
+        self.level = 1  # feature level: the format of the records that a leader writes
+        self.seq = 0
+        self.epoch = 0
+        self.epoch_seq = 0  # sequence of the newest epoch record; appends by older leaders fail against it
+        self.leader = ""
+        self.time_ms = 0
+        self.next_num = 1
+        self.digest = 0
+        self.transitions = 0
+        self.snapshot: tuple[str, int, str] | None = None  # name, sequence, digest
+        self.snapshot_before: tuple[str, int, str] | None = None
+        self.jobs: dict[int, Job] = {}  # live jobs, and ended ones that were not compacted yet
+        self.ended: deque[int] = deque()  # numbers of ended jobs, in order of their end
+        self.extra = 0  # soft: the sum of `extra` of all `jobs`
+        self.extra_ended = 0  # soft: the sum of `extra` of the jobs in `ended`
+        self.finished = FinishedTable()
+        self.usage = UsageTable()  # of jobs that have left memory
+        self.tenants: dict[str, Tenant] = {}
+        self.workers: dict[str, Worker] = {}
+        self.worker_by_num: dict[int, Worker] = {}
+        self.next_worker = 0  # a number is never given again, so it names one worker for ever
+        self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
+        self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
+        self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
+        self.reprioritized = 0  # soft: how often operators have set a priority
+        self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
+        self.counts_from_ms = 0
+        self.inflation = INFLATION_ONE  # the weight of current usage, see `fairshare`
+
+    def tenant(self, name: str) -> Tenant:
+        row = self.tenants.get(name)
+        if row is None:
+            row = self.tenants[name] = Tenant(name)
+        return row
+
+    def follows(self, ledger_id: str) -> bool:
+        """Return whether this ledger was restored, directly or through others, from that ledger."""
+        return ledger_id in self.former_id.split()
+
+    def former_of(self, ledger_id: str) -> str:
+        """Return the former id to name to a process that knows `ledger_id`: that, else the last; "" for none."""
+        return ledger_id if self.follows(ledger_id) else self.former_id.partition(" ")[0]
+
+    def job(self, tenant: str, name: str) -> Job | None:
+        row = self.tenants.get(tenant)
+        return row.jobs.get(name) if row is not None else None
+
+    @property
+    def live(self) -> int:
+        """The number of jobs that have not ended."""
+        return len(self.jobs) - len(self.ended)
+
+    @property
+    def load(self) -> int:
+        """What all live jobs count towards the memory bound: one each, large jobs more."""
+        return self.live + self.extra - self.extra_ended
+
+    def room(self, most: int, tenant: str, new: int = 0, new_of_tenant: int = 0) -> int:
+        """Return how much load a tenant may add under the bound `most`; 0 or less: none.
+
+        `new` is the load of jobs accepted in the record in progress, `new_of_tenant` this tenant's part of it. The last
+        tenth of the bound is open only to tenants that use less than a tenth: one tenant cannot keep others out.
+        """
+        row, last, free = self.tenants.get(tenant), most // LAST_PART, most - self.load - new
+        held = new_of_tenant + (row.live + row.extra if row is not None else 0)
+        return max(free - last, min(free, last - held))
+
+    def members(self) -> Iterator[Member]:
+        for worker in self.workers.values():
+            yield from worker.members.values()
+
+    def full_digest(self) -> int:
+        """Return the digest computed from all rows; it must equal the incremental digest."""
+        total = self.finished.row + self.usage.full_row()
+        for job in self.jobs.values():
+            total += job.digest_row()
+            for replica in job.replicas:
+                total += replica.digest_row()
+        for member in self.members():
+            total += member.digest_row()
+        for worker in self.workers.values():
+            total += worker.digest_row()
+        for tenant in self.tenants.values():
+            total += tenant.digest_row()
+        return total & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,167 @@
+"""Fills the `Outputs` of an acknowledged record: events, answers to submits and joins, and frames for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import FromWorker
+from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.records import Mode
+from moorage.scheduler.core.ledger.state import AT_EXITED, QUEUED, Job, Member, State, Worker
+from moorage.scheduler.core.lifecycle.sessions import Sessions
+from moorage.scheduler.core.outputs.event_encoder import EventEncoder
+from moorage.scheduler.core.outputs.in_flight import InFlight
+from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames, enforced_on
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined, Resized
+from moorage.schemas.job import STATES, Request
+
+#: the most digits of a number that a worker reports
+SECONDS_DIGITS_MAX: Final = 9
+#: explains why a new job waits, for the answer to its submit; None to leave that out
+ExplainWaiting = Callable[[Job], dict[str, Any] | None]
+
+
+class OutputWriter:
+    """Builds the outputs once the record is folded into the state. `arm` sets the timers of an accepted job."""
+
+    def __init__(
+        self,
+        state: State,
+        config: Config,
+        sessions: Sessions,
+        request_of: Callable[[Job], Request],
+        arm: Callable[[Job, Request], None],
+        explain_waiting: ExplainWaiting | None,
+    ) -> None:
+        self._explain_waiting = explain_waiting
+        self._state = state
+        self._config = config
+        self._sessions = sessions
+        self._request_of = request_of
+        self._arm = arm
+        self._encoder = EventEncoder(state)
+        self._joined: list[Worker] = []  # workers that joined with the record whose events are to be added
+
+    def add_events(self, folded: Folded, out: Outputs) -> None:
+        """Add one event for each changed job, and for each whose worker rejoined with other levels of enforcement."""
+        if folded.workers:
+            self._encoder.forget()
+        encode_event, events = self._encoder.event, out.events
+        for job in folded.jobs.values():
+            if job.told < job.rev:
+                own = job.own_subject
+                if own is None:
+                    own = self.own_subject(job)
+                events.append((job.tenant, job.name, encode_event(job), own))
+        while self._joined:
+            self._tell_levels(self._joined.pop(), out)
+
+    def own_subject(self, job: Job) -> bool:
+        """Return whether this job's events also go to its own subject; `"events": "tenant"` turns that off."""
+        if job.own_subject is None:
+            job.own_subject = self._request_of(job).events == "job"
+        return job.own_subject
+
+    def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
+        seq, explain, answers = self._state.seq, self._explain_waiting, out.answers
+        queued = f'","ledger":{seq},"state":"QUEUED"}}'
+        of: Request | None = None  # equal requests share one object
+        has_own = has_timers = False
+        for job, made in zip(accepted, flight.new.values(), strict=True):  # both are in the order of the jobs' numbers
+            submit = made.submit
+            batch = submit.batch
+            job.shape, job.key = submit.shape, submit.key
+            if submit.request is not of:
+                of = submit.request
+                has_own = of.events == "job"
+                has_timers = of.deadline_s is not None or of.start_within_s is not None
+                # it may have to be rejected once all workers were heard from, see `Indexing.arm`
+                has_timers |= of.on_no_match == "reject" or of.workload.user is not None
+            # jobs of a batch are only in their tenant's frames, until a client follows one of them (`views.show`)
+            job.own_subject = has_own and batch is None
+            if has_timers:
+                self._arm(job, submit.request)
+            waiting = None
+            if batch is None:
+                if explain is not None and submit.reply and job.replicas[-1].state == QUEUED:
+                    waiting = explain(job)
+                if waiting is None and submit.json and made.stillborn is None and not made.warnings:
+                    # the usual case: the bytes of `encode(Accepted(…))`
+                    answers.append((submit.reply, f'{{"kind":"accepted","job":"{job.name}{queued}'.encode()))
+                    continue
+            state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
+            answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
+            if batch is not None:
+                if batch.decide(submit.position, answer):
+                    out.answers.append((batch.reply, encode(batch.answers, json=batch.json)))
+            elif submit.reply:
+                out.answers.append((submit.reply, encode(answer, json=submit.json)))
+
+    def answer_join(self, event: FromWorker, session: str, wanted: WantedFrames, out: Outputs) -> None:
+        frame = event.frame
+        assert isinstance(frame, Join)
+        config, state = self._config, self._state
+        joined = Joined(
+            session,
+            frame.n,
+            state.epoch,
+            config.renew_s,
+            config.lease_s,
+            config.grace_s,
+            state.ledger_id,
+            formerly=state.former_of(frame.ledger),
+            level=state.level,
+        )
+        out.answers.append((event.reply, encode(joined, json=event.json)))
+        worker = state.workers[event.worker]
+        self._joined.append(worker)
+        self.want_differences(wanted, worker, frame.holding, 0, [])
+
+    def _tell_levels(self, worker: Worker, out: Outputs) -> None:
+        """Tell the jobs on shared devices of a worker that rejoined with other levels of enforcement."""
+        former = self._sessions.former.pop(worker.num, None)
+        if former is None:
+            return
+        for member in worker.members.values():
+            if member.mode <= Mode.EXCLUSIVE or member.phase == AT_EXITED:
+                continue
+            job = member.replica.job
+            request = self._request_of(job)
+            now = enforced_on(worker.hello, request)
+            if now != enforced_on(former, request):
+                event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, enforced=now)
+                out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
+
+    def tell_idle(self, reports: list[tuple[Member, Fact]], out: Outputs) -> None:
+        """Add events for jobs, if not over, whose GPUs are idle. These are no transitions, and not in the ledger."""
+        for member, fact in reports:
+            job = member.replica.job
+            if job.over:
+                continue
+            idle = Idle(_seconds(str(fact.code)), _seconds(fact.detail), member.replica.index)
+            event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, idle=idle)
+            out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
+
+    def want_differences(
+        self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int, resized: list[Resized]
+    ) -> list[Held]:
+        """Repeat frames for differences between ledger and a worker's list; return the members unknown to the ledger.
+
+        Unknown members that have not exited are asked to end.
+        """
+        again, unknown = self._sessions.differences(worker, held, no, resized)
+        frozen = {(entry.tenant, entry.job, entry.replica, entry.fence) for entry in held if entry.phase == "frozen"}
+        for member in again:
+            wanted.add(member, is_frozen=member.key in frozen)
+        for entry_ in unknown:
+            if entry_.phase != "exited":
+                wanted.end_unknown(worker, entry_)
+        return unknown
+
+
+def _seconds(word: str) -> int:
+    """Return a worker's number of seconds; 0 if it is not one of at most `SECONDS_DIGITS_MAX` digits."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= SECONDS_DIGITS_MAX else 0

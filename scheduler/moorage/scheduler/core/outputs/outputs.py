@@ -1,0 +1,316 @@
+"""What is sent after a record is acknowledged: answers, `Wanted` frames and events, made from folded state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from moorage.scheduler.core.ledger.beside import waits_for_guests
+from moorage.scheduler.core.ledger.records import FOLDER_LEVEL, MODE_NAMES, GangPhase, Mode, by_tenant
+from moorage.scheduler.core.ledger.state import (
+    AT_CLAIMED,
+    AT_EXITED,
+    CANCELLING,
+    CLAIMED,
+    ENDING,
+    FENCE,
+    FROZEN,
+    PLACED,
+    RUNNING,
+    STORY_WORDS,
+    WORKER,
+    Job,
+    Member,
+    State,
+    Worker,
+    code_of,
+)
+from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
+from moorage.schemas import actors
+from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
+from moorage.schemas.codec import decode_request, encode, is_json
+from moorage.schemas.frames import Change, End, Event, Freeze, Held, Place, Start, Wanted
+from moorage.schemas.job import STATES, Request
+from moorage.schemas.request_cache import RequestCache
+from moorage.schemas.subjects import Subjects
+
+#: bytes of request bodies in one `Wanted` frame; more go into the next frame, so that none nears the server's limit
+WANTED_BYTES_MAX: Final = 400 * 1024
+
+#: this many changes always fit one event, and are not measured
+CHANGES_SURE: Final = 64
+#: bytes of the changes in one event, and in one answer of `show`, which also has the request and replicas
+CHANGES_BYTES_MAX: Final = 700 * 1024
+SHOWN_BYTES_MAX: Final = 200 * 1024
+#: upper bounds: bytes of one change as JSON without its GPUs and reason, and of one escaped character
+CHANGE_BYTES: Final = 330
+CHAR_BYTES_MAX: Final = 6
+ACCEPTED: Final = "ACCEPTED"
+
+_read_request: Final = RequestCache().read
+
+Message = tuple[str, bytes, str]  # subject, payload, reply
+
+
+class Outputs:
+    """Everything sent for one record. `answers` are (reply subject, payload)."""
+
+    __slots__ = ("answers", "ended", "events", "long", "messages")
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, bytes]] = []
+        self.messages: list[Message] = []
+        self.ended: list[Job] = []  # jobs that ended with this record; their transitions go to the history
+        self.long: list[Job] = []  # jobs whose transitions are too many for memory: a part goes to the history now
+        # tenant, job, event as JSON, whether also on its own subject
+        self.events: list[tuple[str, str, bytes, bool]] = []
+
+
+class WantedFrames:
+    """Collects what the ledger wants of each worker: placements, starts, ends, freezes, resizes, devices declared well.
+
+    All follows from the state, and from what the worker's own renewals report.
+    """
+
+    def __init__(self, state: State, subjects: Subjects) -> None:
+        self._state = state
+        self._subjects = subjects
+        self._frames: dict[int, list[Wanted]] = {}
+        self._bytes: dict[int, int] = {}
+
+    def _frame(self, worker: Worker, size: int) -> Wanted:
+        frames = self._frames.get(worker.num)
+        if frames is None:
+            frames = self._frames[worker.num] = []
+        if not frames or self._bytes[worker.num] + size > WANTED_BYTES_MAX:
+            frames.append(Wanted(worker.id, worker.session, self._state.epoch, place=[], start=[], end=[]))
+            self._bytes[worker.num] = 0
+        self._bytes[worker.num] += size
+        return frames[-1]
+
+    def placed(self, members: list[Member]) -> None:
+        """Add members that a record has just placed."""
+        bytes_of, frames_of = self._bytes, self._frames
+        for member in members:
+            worker, replica = member.worker, member.replica
+            job, num = replica.job, worker.num
+            if replica.state != PLACED or not worker.session:  # the same record moved it on
+                self.add(member)
+                continue
+            body = _body_for(job, worker)
+            size = bytes_of.get(num, WANTED_BYTES_MAX) + len(body) + 200
+            if size <= WANTED_BYTES_MAX:
+                frame = frames_of[num][-1]
+                bytes_of[num] = size
+            else:
+                frame = self._frame(worker, len(body) + 200)
+            frame.place.append(self._place(member, body))
+
+    def _place(self, member: Member, body: bytes) -> Place:
+        replica = member.replica
+        job = replica.job
+        return Place(
+            job.tenant,
+            job.name,
+            replica.index,
+            member.attempt,
+            member.fence,
+            slots_of(member.mask),
+            MODE_NAMES[member.mode],
+            job.gang == GangPhase.HOLDING,
+            body,
+            job.traceparent,
+            None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
+            self._state.level >= FOLDER_LEVEL,
+            job.resizes[-1].seq if job.resizes else 0,
+            member.guest,
+        )
+
+    def add(self, member: Member, *, is_frozen: bool = False) -> None:
+        """Add what the ledger wants of a member now, if anything; `is_frozen` is what its worker last reported."""
+        worker, replica, job = member.worker, member.replica, member.replica.job
+        if not worker.session:
+            return
+        if member.phase == AT_EXITED:
+            return
+        state = replica.state
+        if waits_for_guests(member):
+            return  # the record in which the last of them is over asks again, and so does each renewal
+        name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
+        if state in (CANCELLING, ENDING):
+            notice_s = float(member.notice_s) if state == ENDING else 0.0
+            self._frame(worker, 200).end.append(End(*name, why=STATES[state].lower(), notice_s=notice_s))
+        elif state == PLACED:
+            self.placed([member])
+        elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
+            address, _, port = job.master.rpartition(":")
+            self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), len(job.replicas)))
+        elif state in (CLAIMED, RUNNING, FROZEN) and member.missed >= MISSED_MAX:
+            self._frame(worker, 200).end.append(End(*name, why="account for it: not in your renewals"))
+        elif state == FROZEN or (state == RUNNING and (member.freeze or is_frozen)):
+            self._frame(worker, 200).freeze.append(Freeze(*name, on=member.freeze))
+        elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(member):
+            body = _body_for(job, worker)
+            self._frame(worker, len(body) + 200).resize.append(self._place(member, body))
+
+    def well(self, worker: Worker) -> None:
+        """Add an operator's order that devices are healthy; repeated until the worker confirms it."""
+        slots, epoch = slots_of(worker.well), self._state.epoch
+        frame = Wanted(worker.id, worker.session, epoch, place=[], start=[], end=[], well=slots, well_n=worker.well_n)
+        self._frames.setdefault(worker.num, []).insert(0, frame)
+        self._bytes.setdefault(worker.num, 400)
+
+    def end_unknown(self, worker: Worker, held: Held) -> None:
+        """Ask a worker to end a member that it has and the ledger does not know (ledger-rules H11)."""
+        if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
+            return  # no member can have such numbers, and msgpack cannot encode them
+        self._frame(worker, 200).end.append(
+            End(held.tenant, held.job, held.replica, held.attempt, held.fence, why="unknown to the ledger")
+        )
+
+    def messages(self) -> list[Message]:
+        workers = self._state.worker_by_num
+        return [
+            wanted_message(self._subjects, workers[num], frame)
+            for num, frames in self._frames.items()
+            for frame in frames
+        ]
+
+
+def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message:
+    """Return the message with this frame, in the encoding of the worker's join."""
+    return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.in_json), ""
+
+
+def takes_parts(member: Member) -> str:
+    """Return how a worker can change a running member's share of its devices; "" if it cannot."""
+    driver = _read_request(member.replica.job.body)[1].request.workload.driver
+    return mode_resizes(member.worker.hello, driver, MODE_NAMES[member.mode])
+
+
+def _body_for(job: Job, worker: Worker) -> bytes:
+    """Return a job's request as its worker reads it, with the job's current share of a device."""
+    if job.resizes:
+        return encode(decode_request(job.body).with_part(job.part), json=worker.in_json)
+    return json_body(job.body) if worker.in_json else job.body
+
+
+def json_body(body: bytes) -> bytes:
+    """Return a request's body as JSON, for a worker that reads only JSON."""
+    return body if is_json(body) else encode(decode_request(body))
+
+
+_SLOTS: Final = [[bit for bit in range(8) if mask >> bit & 1] for mask in range(256)]
+
+
+def slots_of(mask: int) -> list[int]:
+    """Return the slot positions of a mask, lowest first."""
+    if mask < 256:
+        return _SLOTS[mask]
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+
+
+def gpu_names(worker: Worker, mask: int, fence: int) -> list[str]:
+    """Return the uuids of the devices of an attempt, by its slots and its fence; [] if they are forgotten."""
+    pool = worker.pool_at(fence).devices
+    return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
+
+
+def enforced_on(hello: Mapping[str, Any], request: Request) -> Enforced | None:
+    """Return how the worker of a hello enforces a job's share of a device; None for a job without GPUs."""
+    gpu = request.effective_gpu
+    if gpu is None:
+        return None
+    return gpu.enforced(mode_enforced(hello, request.workload.driver, gpu.effective_sharing))
+
+
+def enforced_of(job: Job) -> Enforced | None:
+    """Return the weakest enforcement of a job's shares over its present workers; None without shared devices."""
+    sharing = [
+        replica.member.worker
+        for replica in job.replicas
+        if replica.member is not None and replica.member.mode > Mode.EXCLUSIVE
+    ]
+    if not sharing:
+        return None
+    request = _read_request(job.body)[1].request.with_part(job.part)
+    found = [each for worker in sharing if (each := enforced_on(worker.hello, request)) is not None]
+    return Enforced(
+        min((each.memory for each in found), key=level_number), min((each.compute for each in found), key=level_number)
+    )
+
+
+def accepted(tenant: str, accepted_ms: int) -> Change:
+    """Return the first transition of every job."""
+    return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
+
+
+def changes_since(state: State, job: Job, rev: int) -> list[Change]:
+    """Return a job's transitions after a revision, as far as they are in memory."""
+    count, rows = job.rev - rev, job.story
+    if count <= 0:
+        return []
+    if count < len(rows):
+        rows = rows[-count:]  # revisions are consecutive, and only the oldest rows leave memory
+    changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
+    workers = state.worker_by_num
+    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor, *result in rows:
+        by, said = actors.split(actor) if " " in actor else (actor, "")
+        if worker_num >= 0:
+            worker = workers[worker_num]
+            changes.append(
+                Change(
+                    number,
+                    time,
+                    index,
+                    attempt,
+                    STATES[to],
+                    worker.id,
+                    gpu_names(worker, mask, fence) if to == PLACED else [],
+                    code_of(to, code),
+                    why,
+                    fence,
+                    by,
+                    said,
+                    result[0] if result else None,
+                )
+            )
+        else:
+            changes.append(
+                Change(number, time, index, attempt, STORY_WORDS[to], code=code or None, why=why, by=by, said=said)
+            )
+    return changes
+
+
+def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> int:
+    """Return how many of the first changes fit into one frame; at least one, if there is any."""
+    size = 0
+    for count, change in enumerate(changes):
+        size += CHANGE_BYTES + sum(len(gpu) + 3 for gpu in change.gpus) + CHAR_BYTES_MAX * len(change.why)
+        if size > bytes_max and count:
+            return count
+    return len(changes)
+
+
+def event_of(state: State, job: Job) -> Event:
+    """Return an event with a job's unsent changes, and mark them as sent. What does not fit is left to `history`."""
+    changes = changes_since(state, job, job.told)
+    if len(changes) > CHANGES_SURE:
+        del changes[fitting(changes) :]
+    job.told = job.rev
+    simulated = any(
+        state.worker_by_num[row[WORKER]].pool_at(row[FENCE]).simulated
+        for row in job.story[-len(changes) :]
+        if row[WORKER] >= 0
+    )
+    enforced = enforced_of(job) if any(change.state == "PLACED" for change in changes) else None
+    return Event(
+        job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated, enforced=enforced
+    )
+
+
+def _why(changes: list[Change]) -> str:
+    for change in reversed(changes):
+        if change.why:
+            return change.why
+    return ""

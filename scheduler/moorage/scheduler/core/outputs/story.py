@@ -1,0 +1,187 @@
+"""Packs jobs' stories for the history stream; `told_story` unpacks them. Pure: no I/O.
+
+Rows are written as in the ledger's state, with numbers, and each frame has one table of what the numbers mean: that
+takes a tenth of the cost of writing out every transition.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.ledger.state import REV, SLOTS, STORY_WORDS, WORKER, Job, State, Transition
+from moorage.scheduler.core.outputs.outputs import CHANGES_SURE, slots_of
+from moorage.schemas.codec import decode_request, is_json
+from moorage.schemas.frames import VERSION, HistoryWorker
+from moorage.schemas.job import STATES
+
+#: of one frame, including the table of its workers; one story always goes in, whatever its size
+PACKED_BYTES_MAX: Final = 700 * 1024
+#: a longer story is written in parts
+STORY_BYTES_MAX: Final = 300 * 1024
+#: a longer request is left out of the history; the ledger has it as long as the job is in memory
+REQUEST_BYTES_MAX: Final = 2048
+
+#: bytes of an entry in the table, besides the uuids
+_WORKER_BYTES: Final = 110
+_GPU_BYTES: Final = 8
+
+_encode: Final = msgspec.json.Encoder().encode
+_HEAD_STATES: Final = _encode(list(STORY_WORDS))
+
+
+def unwritten(job: Job) -> list[Transition]:
+    """Return the transitions in memory that no part in the history contains."""
+    story = job.story
+    if not job.parts or not story:
+        return story
+    return story[max(0, job.parts[-1][2] - story[0][REV] + 1) :]
+
+
+#: what a frame contains of a job: first and last revision, and whether the story is complete
+Packed = tuple[Job, int, int, bool]
+
+
+class Packing:
+    """One frame that is being filled."""
+
+    def __init__(self, state: State, tenant: str) -> None:
+        self._state = state
+        self._tenant = tenant
+        self._rows: list[bytes] = []
+        self._slots: dict[int, int] = {}  # worker number -> slots named by stories
+        self._gpu_bytes: dict[int, int] = {}  # worker number -> the longest of its devices' table entries
+        self._bytes = 0
+        self.packed: list[Packed] = []
+
+    def add(self, job: Job, *, with_request: bool) -> bool:
+        """Add the unwritten part of a job's story; return False if the frame has no room for it.
+
+        Of a part above `STORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
+        """
+        moves, over = unwritten(job), job.over
+        request = _request(job) if over and with_request else None
+        while True:
+            name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
+            used = () if job.used is None else (job.used,)
+            row = _encode((*name, job.parts, moves, request, *used) if over else (*name, (), moves))
+            fresh = self._fresh(moves)
+            size = len(row)
+            if fresh:
+                size += sum(map(self._cost, fresh, fresh.values()))
+            if size <= STORY_BYTES_MAX or len(moves) <= 1:
+                break
+            over, request = False, None
+            moves = moves[: len(moves) // 2]
+        if not self._put(row, size, fresh):
+            return False
+        first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
+        self.packed.append((job, first, last, over))
+        return True
+
+    def add_plain(self, jobs: list[Job], *, with_request: bool) -> list[Job]:
+        """Add the simple stories, as nearly all are, and return the jobs left for `add`.
+
+        Simple stories are complete, of one replica with at most one attempt, without measured GPU use, and short enough
+        not to need parts. All jobs are returned if the frame may not have room for the simple ones.
+        """
+        rows: list[tuple[object, ...]] = []
+        fresh: dict[int, int] = {}
+        packed: list[Packed] = []
+        left: list[Job] = []
+        for job in jobs:
+            story, replica = job.story, job.replicas[0]
+            is_long = job.parts or len(job.replicas) > 1 or not 0 < len(story) <= CHANGES_SURE
+            if not job.over or is_long or job.used is not None:
+                left.append(job)
+                continue
+            first = story[0]
+            num, attempt = first[WORKER], replica.attempt
+            if num >= 0 and attempt == 1:  # one worker and its slots
+                fresh[num] = fresh.get(num, 0) | first[SLOTS]
+            elif attempt:
+                left.append(job)
+                continue
+            request = _request(job) if with_request else None
+            rows.append(
+                (job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request)
+            )
+            packed.append((job, first[REV], story[-1][REV], True))
+        if not rows:
+            return left
+        slots = self._slots
+        fresh = {num: mask for num, mask in fresh.items() if num not in slots or mask & ~slots[num]}
+        text = _encode(rows)
+        size = len(text) + sum(map(self._cost, fresh, fresh.values()))
+        if self._bytes + size > PACKED_BYTES_MAX:
+            return jobs
+        self._put(text[1:-1], size, fresh)
+        self.packed += packed
+        return left
+
+    def _put(self, row: bytes, size: int, fresh: dict[int, int]) -> bool:
+        if self._rows and self._bytes + size > PACKED_BYTES_MAX:
+            return False
+        self._bytes += size
+        for num, mask in fresh.items():
+            self._slots[num] = self._slots.get(num, 0) | mask
+        self._rows.append(row)
+        return True
+
+    def _fresh(self, moves: list[Transition]) -> dict[int, int]:
+        """Return the worker numbers and slots that the frame's table does not contain yet."""
+        slots, seen, held = self._slots, -1, -1
+        fresh: dict[int, int] = {}
+        for move in moves:
+            worker, mask = move[WORKER], move[SLOTS]
+            if worker != seen or mask != held:  # most transitions of an attempt name the same
+                seen, held = worker, mask
+                if worker >= 0 and (worker not in slots or mask & ~slots[worker]):
+                    fresh[worker] = fresh.get(worker, 0) | mask
+        return fresh
+
+    def _cost(self, num: int, mask: int) -> int:
+        """Return the most bytes that these slots add to the table."""
+        worker, each = self._state.worker_by_num[num], self._gpu_bytes.get(num)
+        if each is None:
+            pools = [worker.hello.get("gpu_pool", []), *(pool.devices for pool in worker.former)]
+            longest = max([len(device["uuid"]) for pool in pools for device in pool], default=0)
+            each = self._gpu_bytes[num] = len(pools) * (_GPU_BYTES + longest)
+        return _WORKER_BYTES * (1 + len(worker.former)) + each * mask.bit_count()
+
+    def frame(self) -> bytes:
+        """Return the frame as JSON, a `HistoryFrame`."""
+        workers = {num: _worker(self._state, num, mask) for num, mask in self._slots.items()}
+        return b"".join(
+            (
+                b'{"kind":"history","v":%d,"tenant":' % VERSION,
+                _encode(self._tenant),
+                b',"states":',
+                _HEAD_STATES,
+                b',"workers":',
+                _encode(workers),
+                b',"jobs":[',
+                b",".join(self._rows),
+                b"]}",
+            )
+        )
+
+
+def _worker(state: State, num: int, mask: int) -> HistoryWorker:
+    worker = state.worker_by_num[num]
+    former = [(pool.until, _uuids(pool.devices, mask), pool.simulated) for pool in worker.former]
+    pool = worker.hello.get("gpu_pool", [])
+    return HistoryWorker(worker.id, _uuids(pool, mask), bool(worker.hello.get("simulated", False)), former)
+
+
+def _uuids(pool: list[dict[str, Any]], mask: int) -> dict[int, str]:
+    return {slot: pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)}
+
+
+def _request(job: Job) -> msgspec.Raw | None:
+    """Return the request as JSON if it is short; else None."""
+    body = job.body
+    if len(body) > REQUEST_BYTES_MAX:
+        return None
+    return msgspec.Raw(body if is_json(body) else _encode(decode_request(body)))

@@ -1,0 +1,78 @@
+"""Unpacks jobs' stories from the history stream, see `story`. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.ledger.state import PLACED, code_of
+from moorage.scheduler.core.outputs.outputs import slots_of
+from moorage.schemas.codec import Decoder
+from moorage.schemas.frames import Change, HistoryWorker, Moved
+from moorage.schemas.job import STATE_NUMBER, STATES
+
+
+class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One story of a frame; moves and request stay undecoded, as most stories of a frame are not asked for."""
+
+    job: str
+    rev: int
+    state: str
+    over: bool
+    accepted_ms: int
+    ledger: int
+    parts: list[tuple[int, int, int]]
+    moves: msgspec.Raw
+    request: msgspec.Raw = msgspec.Raw(b"null")
+    used: tuple[int, int] | None = None
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
+    """A `HistoryFrame`, decoded only as far as needed to find a story."""
+
+    tenant: str
+    states: list[str]
+    workers: dict[int, HistoryWorker]
+    jobs: list[Found]
+
+
+read_frame: Final = Decoder[Frame](Frame)
+_read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
+
+
+def devices_at(worker: HistoryWorker, fence: int) -> tuple[dict[int, str], bool]:
+    """Return the uuids of the devices of an attempt with this fence, by slot, and whether they are simulated."""
+    for until, gpus, simulated in worker.former:
+        if fence < until:
+            return gpus, simulated
+    return worker.gpus, worker.simulated
+
+
+def is_simulated(frame: Frame, change: Change) -> bool:
+    """Return whether a transition was on simulated devices."""
+    return any(
+        devices_at(worker, change.fence)[1] for worker in frame.workers.values() if worker.worker == change.worker
+    )
+
+
+def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
+    """Yield the transitions of a story as `show` has them, without ACCEPTED."""
+    states, workers = frame.states, frame.workers
+    for move in _read_moves(found.moves):
+        state = states[move.state]
+        by, _, said = move.by.partition(" ")
+        worker = workers.get(move.worker)
+        if worker is None:
+            name = move.rev, move.time_ms, move.replica, move.attempt, state
+            yield Change(*name, code=move.code or None, why=move.why, by=by, said=said)
+            continue
+        placed = state == STATES[PLACED]
+        names, _ = devices_at(worker, move.fence)
+        gpus = [names[slot] for slot in slots_of(move.slots) if slot in names] if placed else []
+        code = code_of(STATE_NUMBER.get(state), move.code)
+        yield Change(
+            move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
+            by, said, move.result,
+        )  # fmt: skip

@@ -1,0 +1,281 @@
+"""The dead letters: queued requests that could not be read or were refused, kept for an operator to resend.
+
+No client waits for the answer to a message published to the durable queue. So a refusal is stored with the message: the
+reason, the sequence in the queue, and the subject to which it was published. An operator lists the letters, shows one,
+resends it (unchanged or corrected, under the same job id, so that resending twice makes one job) or drops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Submit
+from moorage.scheduler.core.fleet.tflops import resolved
+from moorage.scheduler.leader.intake import cancel_of
+from moorage.schemas.actors import by_operator, words
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
+from moorage.schemas.frames import Accepted, Answer
+from moorage.schemas.names import is_job
+from moorage.schemas.operate import DeadLetter, DlqAct
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.dlq")
+
+LETTERS_MAX: Final = 100_000
+#: of one tenant; beyond it that tenant's oldest are dropped
+LETTERS_MAX_TENANT: Final = 10_000
+#: JetStream reserves this much, if the server has it
+BYTES_MAX: Final = 64 * 1024**2
+BYTES_MIN: Final = 1024**2
+#: settings that may change on an existing stream: they affect only what is kept
+MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject"})
+AT_ONCE_MAX: Final = 8
+LIST_BYTES_MAX: Final = 256 * 1024
+AGAIN_S: Final = 1.0
+#: marks answers to resent letters; a subject has no blank
+_REPLY_MARK: Final = "letter "
+
+_decode_letter: Final = Decoder[DeadLetter](DeadLetter, 1024 * 1024)
+_decode_verdict: Final = Decoder[Any](Accepted | Answer | Problem)
+_decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
+
+Say = Callable[[str, bytes], None]
+
+
+class DeadLetters:
+    """Stores and resends dead letters during one term. `wake` is called when something was offered to the engine."""
+
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
+    ) -> None:
+        self._js = jetstream
+        self._subjects = subjects
+        self._engine = engine
+        self._wake = wake
+        self._replicas = replicas
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._number = 0
+
+    @staticmethod
+    def stream(subjects: Subjects, replicas: int, keep_s: float) -> dict[str, Any]:
+        """Return the stream's settings: bounded in number, bytes and age; the oldest letters are dropped."""
+        return {
+            "name": subjects.dead_letter_stream,
+            "subjects": [subjects.dead_letters_all],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "old",
+            "num_replicas": replicas,
+            "max_msgs": LETTERS_MAX,
+            "max_msgs_per_subject": LETTERS_MAX_TENANT,
+            "max_bytes": BYTES_MAX,
+            "max_age": int(keep_s * 1e9),
+            "allow_direct": True,
+        }
+
+    @staticmethod
+    async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int, keep_s: float) -> None:
+        """Create the stream, smaller than `BYTES_MAX` if the server lacks room, or check it. Raises `BusError`."""
+        await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
+
+    async def bury(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
+        """Store a refused message with the reason; try again, without end, until it is stored."""
+        while True:
+            if await self.keep(tenant, message, why, evidence):
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    async def keep(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> bool:
+        """Try once to store a refused message, and return whether it is stored. A failure is logged.
+
+        A deleted stream is made again, for the next try. `evidence` is the traceback if the scheduler itself failed on
+        the request.
+        """
+        headers = {MESSAGE_ID: f"{message.subject}.{message.seq}", "Moorage-Code": why.code}
+        trace = (message.headers or {}).get("traceparent", "")
+        letter = encode(DeadLetter(message.subject, message.seq, why, message.data, trace[:256], evidence))
+        try:
+            answer = await self._js.append(self._subjects.dead_letter(tenant), letter, headers)
+            if isinstance(answer, Ack):
+                log.warning("request %d of tenant %s is refused: %s", message.seq, tenant, why.message)
+                return True
+            trouble = answer.description
+            if answer.nobody_listens:  # the stream no longer exists
+                keep_s = self._engine.config.dead_letters_keep
+                await DeadLetters.ensure(self._js, self._subjects, self._replicas, keep_s)
+        except BusError as error:
+            trouble = str(error)
+        log.warning("request %d of tenant %s cannot be stored as a dead letter now: %s", message.seq, tenant, trouble)
+        return False
+
+    def decided(self, reply: str, answer: bytes) -> bool:
+        """Pass an answer of the engine to the act that resent the letter; return False if it is about no letter.
+
+        `reply` is the mark with which the letter was offered.
+        """
+        if not reply.startswith(_REPLY_MARK):
+            return False
+        waiting = self._waiting.pop(reply, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(_decode_verdict(answer))
+        return True
+
+    def ask(self, operator: str, arguments: dict[str, Any], answer: Say, reply: str, json: bool) -> None:
+        """Begin an act of the operator that its subject names in a task of its own, which answers on `reply`.
+
+        Raises `Refused` for an invalid act, and if `AT_ONCE_MAX` acts are under way.
+        """
+        act = DlqAct.of(arguments)
+        if len(self._tasks) >= AT_ONCE_MAX:
+            raise refuse("overloaded", f"{AT_ONCE_MAX} acts on dead letters are under way", retry_after_s=0.5)
+        task = asyncio.get_running_loop().create_task(
+            self._do(act, words(by_operator(operator), act.by), answer, reply, json)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --------------------------------------------------------------------------------------------------- acts
+
+    async def _do(self, act: DlqAct, by: str, answer: Say, reply: str, json: bool) -> None:
+        frame: Answer | Problem
+        try:
+            if act.act == "list":
+                data = await self._list(act)
+            else:
+                message = await self._get(act.sequence)
+                if act.act == "show":
+                    data = _row(message, _decode_letter(message.data)) | _whole(message)
+                elif act.act == "drop":
+                    await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
+                    log.warning("dead letter %d was deleted by %s: %s", message.seq, by, act.why or "no reason")
+                    data = {"sequence": message.seq, "dropped": True}
+                else:
+                    data = await self._resend(act, by, message)
+            frame = Answer("dlq", self._engine.state.seq, data)
+        except MoorageError as error:  # from the request or the bus
+            frame = error.problem
+        except Exception:  # a defect of moorage must not leave an operator without an answer
+            log.exception("an operator's command on dead letters failed")
+            frame = problem("internal", "moorage failed on this act")
+        if reply:
+            answer(reply, encode(frame, json=json))
+
+    async def _list(self, act: DlqAct) -> dict[str, Any]:
+        """Return at most `limit` letters after the sequence `after`, oldest first, and the number of each tenant's.
+
+        `next` is the `after` of the next page, which may be empty; 0 at the end. Without a tenant, all are listed.
+        """
+        subject = self._subjects.dead_letter(act.tenant) if act.tenant else self._subjects.dead_letters_all
+        stream = self._subjects.dead_letter_stream
+        info = await self._js.stream_info(stream, subject)
+        counts = {self._subjects.token(name, 1): number for name, number in sorted(info.subjects.items())}
+        messages = await self._js.direct_get_batch(
+            stream, seq=act.after + 1, next_by_subject=subject, batch=act.limit, max_bytes=LIST_BYTES_MAX
+        )
+        rows = [self._listed(message) for message in messages]
+        more = bool(messages) and messages[-1].seq < info.last_seq
+        return {"letters": rows, "counts": counts, "next": messages[-1].seq if more else 0}
+
+    def _listed(self, message: StoredMessage) -> dict[str, Any]:
+        """Return a letter's row; foreign messages in the stream get a row too, so that they can be dropped."""
+        try:
+            return _row(message, _decode_letter(message.data))
+        except (Refused, LookupError):
+            nothing = problem(
+                "invalid-argument", "this message is not a dead letter of moorage: another program wrote it; drop it"
+            )
+            tenant = self._subjects.token(message.subject, 1)
+            letter = DeadLetter(f"{message.subject}.{tenant}.-", 0, nothing, message.data)
+            return {**_row(message, letter), "tenant": tenant, "verb": "", "subject": message.subject}
+
+    async def _get(self, sequence: int) -> StoredMessage:
+        message = await self._js.get_message(self._subjects.dead_letter_stream, sequence)
+        if message is None:
+            raise refuse("not-found", f"there is no dead letter {sequence}", found=sequence, next="moorage dlq list")
+        return message
+
+    async def _resend(self, act: DlqAct, by: str, message: StoredMessage) -> dict[str, Any]:
+        """Offer a letter's request or cancel again, under its tenant and job id unless its body names another job.
+
+        The letter is deleted once a record contains the request. Raises `Refused` if it is refused again; the letter
+        then stays.
+        """
+        letter = _decode_letter(message.data)
+        tenant, verb = self._subjects.token(message.subject, 1), letter.subject.rpartition(".")[2]
+        body = letter.body if act.body is None else msgspec.json.encode(act.body)
+        self._number += 1
+        mark = f"{_REPLY_MARK}{self._number}"
+        if verb == "cancel":
+            self._engine.offer(cancel_of(tenant, _decode_cancel(body), reply=mark))
+        else:
+            body = resolved(body, self._engine.config.tflops_file)
+            name, request, shape = self._engine.read(body)
+            name = name or _job_of(letter) or f"q{letter.sequence}"
+            self._engine.offer(Submit(tenant, name, body, request, shape, mark, True, 0, letter.trace))
+        waiting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[mark] = waiting
+        self._wake()
+        try:
+            verdict = await waiting
+        finally:
+            self._waiting.pop(mark, None)
+        if isinstance(verdict, Problem):
+            raise Refused(verdict)
+        await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
+        log.warning("dead letter %d was submitted again by %s: %s", message.seq, by, act.why or "no reason")
+        return {"sequence": message.seq, "resent": True, "tenant": tenant, "verb": verb, "answer": verdict}
+
+
+def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
+    """Return a letter's row in a list: what it was, and why it is here. Raises LookupError if it has no verb."""
+    verb = letter.subject.split(".")[1:][-1]
+    return {
+        "sequence": message.seq,
+        "tenant": message.subject.rpartition(".")[2],
+        "verb": verb,
+        "subject": letter.subject,
+        "queued": letter.sequence,
+        "time_ms": int(wall_seconds(message.stored_at) * 1000),
+        "job": _job_of(letter),
+        "code": letter.problem.code,
+        "message": letter.problem.message,
+        "bytes": len(letter.body),
+    }
+
+
+def _whole(message: StoredMessage) -> dict[str, Any]:
+    """Return a letter's problem, evidence and body as text; a body that is not UTF-8 also as bytes (base64 in JSON)."""
+    letter = _decode_letter(message.data)
+    whole: dict[str, Any] = {"problem": letter.problem}
+    if letter.evidence:
+        whole["evidence"] = letter.evidence
+    try:
+        return whole | {"body": letter.body.decode()}
+    except UnicodeDecodeError:
+        return whole | {"body": letter.body.decode("utf-8", "replace"), "data": letter.body}
+
+
+def _job_of(letter: DeadLetter) -> str:
+    """Return the job id in a letter; "" if it has none or it cannot be read."""
+    if letter.problem.job:
+        return letter.problem.job
+    try:
+        job = _decode_cancel(letter.body).get("job")
+    except Refused:
+        return ""
+    return job if isinstance(job, str) and is_job(job) else ""

@@ -1,0 +1,1 @@
+"""Stories of ended jobs: written to a stream, and read from it."""

@@ -1,0 +1,337 @@
+"""Reads jobs' transitions from memory and the history stream: for `history`, and for `show` of jobs not in memory.
+
+The sequence of a frame is known (from the row of a finished job, or the parts of a long story), so a look-up reads only
+that message. Look-ups run beside the loop, a few at a time; beyond a bound the caller is asked to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.state import REV, Job
+from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting
+from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, read_frame
+from moorage.scheduler.core.queries import views
+from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.frames import Change
+from moorage.schemas.job import Request
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.history")
+
+#: changes in one answer
+LIMIT_DEFAULT: Final = 1000
+LIMIT_MAX: Final = 2000
+#: messages read at a time, waiting questions, and frames cached for the next question
+READS_MAX: Final = 4
+QUESTIONS_MAX: Final = 256
+FRAMES_KEPT: Final = 16
+#: parts of a long story read for one answer; the rest comes with the next
+PARTS_MAX: Final = 8
+RETRY_AFTER_S: Final = 0.5
+
+
+class Gone(Exception):
+    """The frame with a job's story is no longer in the stream, never was, or cannot be decoded."""
+
+
+class Read(msgspec.Struct, frozen=True):
+    """A frame of the history, its stories by job, and the wall time at which it was stored."""
+
+    frame: Frame
+    jobs: dict[str, list[Found]]
+    stored_ms: int
+
+
+class HistoryReader:
+    """Answers questions about ended jobs from the history stream.
+
+    `answer` sends the result: verb, data or problem, reply subject, whether as JSON.
+    """
+
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, engine: Engine, answer: Callable[[str, Any, str, bool], None]
+    ) -> None:
+        self._js = jetstream
+        self._subjects = subjects
+        self._engine = engine
+        self._answer = answer
+        self._frames: OrderedDict[int, asyncio.Task[Read]] = OrderedDict()
+        self._slots = asyncio.Semaphore(READS_MAX)
+        self._questions: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Cancel the reads in progress; their questions get no answer."""
+        tasks = [*self._questions, *self._frames.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    def show(
+        self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True
+    ) -> dict[str, Any] | Problem | None:
+        """Return the answer to `show`; None if it is sent later, once the stream was read.
+
+        `follow` is as in `views.show`.
+        """
+        data = views.show(self._engine, tenant, name, follow=follow)
+        if isinstance(data, Problem) or not data.get("compacted"):
+            return data
+        seq = self._seq(tenant, name)
+        if seq == 0:
+            return data
+        return self._ask("show", self._shown(tenant, name, seq, data), reply, json, name)
+
+    def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
+        """Return the answer to `history`; None if it is sent later, once the stream was read.
+
+        The caller has checked the arguments.
+        """
+        name = arguments["job"]
+        after, limit = check_page(arguments)
+        job = self._engine.state.job(tenant, name)
+        if job is not None:
+            first = job.story[0][REV] if job.story else 2
+            if after + 1 >= first or first <= 2 or not job.parts:
+                return self._of_memory(job, after, limit, [])
+            return self._ask("history", self._of_parts(job, after, limit), reply, json, name)
+        seq = self._seq(tenant, name)
+        if seq > 0:
+            return self._ask("history", self._of_stream(tenant, name, seq, after, limit), reply, json, name)
+        known = views.show(self._engine, tenant, name, follow=False)
+        return _gone(name) if isinstance(known, dict) else known
+
+    async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
+        """Return the transitions in the last part of the story of a job not in memory, and its request if kept.
+
+        Returns a problem if the story is gone, or cannot be read now.
+        """
+        try:
+            read, found = await self._story(tenant, name, self._seq(tenant, name))
+        except Gone:
+            return _gone(name)
+        except (BusError, TimeoutError) as error:
+            log.warning("the history of jobs cannot be read now: %s", error)
+            return _busy(name, "the history cannot be read now")
+        changes = [change for story in found for change in changes_in(read.frame, story)]
+        return changes, views.request_in(found[-1])
+
+    def _seq(self, tenant: str, name: str) -> int:
+        row = self._engine.state.finished.find(job_key(tenant, name))
+        return row[3] if row is not None else 0
+
+    def _ask(self, verb: str, work: Any, reply: str, json: bool, name: str) -> Problem | None:
+        if len(self._questions) >= QUESTIONS_MAX:
+            work.close()
+            return _busy(name, f"{QUESTIONS_MAX} questions about finished jobs wait")
+        task = asyncio.get_running_loop().create_task(self._run(verb, work, reply, json, name))
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+        task.add_done_callback(lambda _: work.close())  # if it was cancelled before its first step
+        return None
+
+    async def _run(self, verb: str, work: Any, reply: str, json: bool, name: str) -> None:
+        try:
+            answer = await work
+        except Gone:
+            answer = _gone(name)
+        except (BusError, TimeoutError) as error:
+            log.warning("the history of jobs cannot be read now: %s", error)
+            answer = _busy(name, "the history cannot be read now")
+        except Exception:  # a defect of moorage must not leave a caller without an answer
+            log.exception("the history of job %s could not be shown", name)
+            answer = problem("internal", "moorage failed on this question", job=name)
+        self._answer(verb, answer, reply, json)
+
+    # --------------------------------------------------------------------------------------------- answers
+
+    def _of_memory(self, job: Job, after: int, limit: int, before: list[Change]) -> dict[str, Any]:
+        changes = _merged((before, changes_since(self._engine.state, job, after)), after)
+        return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
+
+    async def _of_parts(self, job: Job, after: int, limit: int) -> dict[str, Any]:
+        """Return the answer for a job in memory whose older transitions are in the stream."""
+        begin = [accepted(job.tenant, job.accepted_ms)]
+        before, whole = await self._parts(job.tenant, job.name, job.parts, after, limit)
+        if not whole:
+            changes = _merged((begin, before), after)
+            return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
+        return self._of_memory(job, after, limit, begin + before)
+
+    async def _of_stream(self, tenant: str, name: str, seq: int, after: int, limit: int) -> dict[str, Any]:
+        read, found = await self._story(tenant, name, seq)
+        last = found[-1]
+        before, whole = await self._parts(tenant, name, last.parts, after, limit)
+        rest = [change for story in found for change in changes_in(read.frame, story)] if whole else []
+        changes = _merged(([accepted(tenant, last.accepted_ms)], before, rest), after)
+        data = _page(tenant, name, last.state, last.rev, changes, after, limit)
+        return data | self._kept(read)
+
+    async def _shown(self, tenant: str, name: str, seq: int, row: dict[str, Any]) -> dict[str, Any] | Problem:
+        """Return the job as `show` has it while it is in memory; only `row` if its history cannot be read."""
+        try:
+            read, found = await self._story(tenant, name, seq)
+        except Gone:
+            return row
+        except (BusError, TimeoutError) as error:
+            log.warning("the history of jobs cannot be read now: %s", error)
+            return row
+        last = found[-1]
+        changes = [change for story in found for change in changes_in(read.frame, story)]
+        if not last.parts:
+            changes.insert(0, accepted(tenant, last.accepted_ms))
+        return row | views.of_story(self._engine, read.frame, last, changes) | self._kept(read)
+
+    def _kept(self, read: Read) -> dict[str, Any]:
+        return {"kept_until_ms": read.stored_ms + int(self._engine.config.history_keep * 1000)}
+
+    async def _parts(
+        self, tenant: str, name: str, parts: Iterable[tuple[int, int, int]], after: int, limit: int
+    ) -> tuple[list[Change], bool]:
+        """Return the transitions of earlier parts with a revision above `after`; False if a bound ended the reading.
+
+        Parts that are gone are skipped.
+        """
+        changes: list[Change] = []
+        reads = 0
+        for seq, _, last in parts:
+            if last <= after:
+                continue
+            if reads >= PARTS_MAX or len(changes) >= limit:
+                return changes, False
+            try:
+                read, found = await self._story(tenant, name, seq)
+            except Gone:
+                continue  # the answer says that it is incomplete
+            reads += 1
+            for story in found:
+                changes += [change for change in changes_in(read.frame, story) if change.rev > after]
+        return changes, True
+
+    # ------------------------------------------------------------------------------------------- the stream
+
+    async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
+        """Return the frame at `seq` and the job's stories in it. Raises `Gone`, also for 0, and `BusError`."""
+        if seq == 0:
+            raise Gone
+        known = seq in self._frames
+        read = await self._frame(seq)
+        if known and name not in read.jobs:  # the stream was deleted since, and counts from 1 again
+            self._frames.pop(seq, None)
+            read = await self._frame(seq)
+        found = read.jobs.get(name)
+        if found is None or read.frame.tenant != tenant:
+            raise Gone
+        return read, found
+
+    async def _frame(self, seq: int) -> Read:
+        task = self._frames.get(seq)
+        if task is None:
+            task = self._frames[seq] = asyncio.get_running_loop().create_task(self._read(seq))
+            while len(self._frames) > FRAMES_KEPT and next(iter(self._frames.values())).done():
+                self._frames.popitem(last=False)
+        self._frames.move_to_end(seq)
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            if self._frames.get(seq) is task:
+                del self._frames[seq]  # it may be there next time
+            raise
+
+    async def _read(self, seq: int) -> Read:
+        async with self._slots:
+            message = await self._message(seq)
+        try:
+            frame = read_frame(message.data)
+        except Refused as refused:
+            log.warning("message %d of the history of jobs cannot be read: %s", seq, refused)
+            raise Gone from None
+        if message.subject != self._subjects.history(frame.tenant):
+            raise Gone
+        jobs: dict[str, list[Found]] = {}
+        for found in frame.jobs:
+            jobs.setdefault(found.job, []).append(found)
+        return Read(frame, jobs, int(wall_seconds(message.stored_at) * 1000))
+
+    async def _message(self, seq: int) -> StoredMessage:
+        """Return a message by direct get, or, if a replica lags, from the stream's leader.
+
+        Raises `Gone` if there is no such message or no such stream; `BusError`.
+        """
+        stream = self._subjects.history_stream
+        with contextlib.suppress(JetStreamRefused):  # the leader, asked next, says why
+            for message in await self._js.direct_get_batch(stream, seq=seq, batch=1):
+                if message.seq == seq:
+                    return message
+        try:
+            found = await self._js.get_message(stream, seq)
+        except JetStreamRefused as refused:
+            if refused.err_code == ERR_STREAM_NOT_FOUND:
+                raise Gone from None
+            raise
+        if found is None:
+            raise Gone
+        return found
+
+
+def check_page(arguments: dict[str, Any]) -> tuple[int, int]:
+    """Return `after_rev` (default 0) and `limit` of a question. Raises `Refused` for numbers out of range."""
+    return _number(arguments, "after_rev", 0, 0, 2**53), _number(arguments, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
+
+
+def _number(arguments: dict[str, Any], name: str, default: int, least: int, most: int) -> int:
+    value = arguments.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        allowed = f"{least}..{most}"
+        raise refuse("invalid-argument", f"{name} must be {allowed}", field=f"$.{name}", found=value, allowed=allowed)
+    return value
+
+
+def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
+    """Return the changes with a revision above `after` in order, each once: a part and memory may both contain one."""
+    by_rev = {change.rev: change for changes in lists for change in changes if change.rev > after}
+    return [by_rev[rev] for rev in sorted(by_rev)]
+
+
+def _page(
+    tenant: str, name: str, state: str, rev: int, changes: list[Change], after: int, limit: int
+) -> dict[str, Any]:
+    """Return an answer of at most `limit` changes that fits into a frame."""
+    changes = changes[:limit]
+    changes = changes[: fitting(changes)]
+    last = changes[-1].rev if changes else rev
+    return {
+        "job": name,
+        "tenant": tenant,
+        "state": state,
+        "rev": rev,
+        "changes": msgspec.to_builtins(changes),
+        "complete": len(changes) == max(0, last - after),
+        "more": last < rev,
+    }
+
+
+def _gone(name: str) -> Problem:
+    return problem(
+        "history-gone",
+        f"the history of {name} is no longer kept, or was never written",
+        job=name,
+        next="moorage show still knows its state; history_keep and history_bytes say how long the scheduler keeps it",
+    )
+
+
+def _busy(name: str, why: str) -> Problem:
+    return problem("overloaded", why, job=name, next="send again", retry_after_s=RETRY_AFTER_S)

@@ -1,0 +1,1 @@
+"""The process around the core while it leads: its loop, intake, outputs, and what runs beside them."""

@@ -1,0 +1,77 @@
+"""The fleet frame for observers, twice a second: of ten thousand workers, only rows that changed are written again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.state import Worker
+from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries.view import View
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import FleetFrame
+
+#: rows written before the event loop runs other tasks
+AT_ONCE: Final = 2_048
+
+
+class FleetFrames:
+    """Keeps each worker's last row, and the workers sorted by name."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._rows: dict[int, tuple[str, msgspec.Raw]] = {}  # by worker number: its name and row
+        self._order: list[tuple[str, int]] = []  # names and worker numbers
+        engine.fleet.redrawn.clear()
+
+    def catch_up(self) -> Iterator[None]:
+        """Write the rows of workers that joined or changed, and drop those of workers that the ledger has forgotten.
+
+        It yields where the event loop should run other tasks.
+        """
+        known, redrawn, rows = self._engine.state.worker_by_num, self._engine.fleet.redrawn, self._rows
+        written = 0
+        while redrawn or len(rows) != len(known):
+            if written == AT_ONCE:
+                yield
+                written = 0
+            written += 1
+            if not redrawn:
+                redrawn |= known.keys() ^ rows.keys()
+            num = redrawn.pop()
+            worker = known.get(num)
+            if worker is None:
+                self._drop(num)
+                continue
+            if num not in rows:
+                insort(self._order, (worker.id, num))
+            rows[num] = worker.id, self._row(worker)
+
+    def _drop(self, num: int) -> None:
+        row = self._rows.pop(num, None)
+        if row is not None:
+            del self._order[bisect_left(self._order, (row[0], num))]
+
+    def frame(self) -> bytes:
+        """Return the frame; current once `catch_up` has ended."""
+        engine, rows = self._engine, self._rows
+        state = engine.state
+        workers: list[Any] = [rows[num][1] for _, num in self._order]
+        running = sum(len(worker.members) for worker in state.workers.values())
+        return encode(
+            FleetFrame(state.epoch, state.seq, workers=workers, queued=View(engine).queued(), running=running)
+        )
+
+    def _row(self, worker: Worker) -> msgspec.Raw:
+        host = self._engine.fleet.hosts.get(worker.num)
+        row = {
+            "worker": worker.id,
+            "state": views.worker_state(worker, host),
+            "cells": views.cells(host, len(worker.hello.get("gpu_pool", ()))),
+            "simulated": bool(worker.hello.get("simulated", False)),
+        }
+        return msgspec.Raw(encode(row))

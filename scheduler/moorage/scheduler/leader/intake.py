@@ -1,0 +1,329 @@
+"""Decodes incoming messages: each becomes an event for the core, or is refused at once.
+
+Message handlers only enqueue; `Intake.drain` decodes in batches, outside the code that reads the socket. No message,
+whatever it contains, stops the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.transport import Delivery
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
+from moorage.scheduler.core.fleet.tflops import resolved
+from moorage.scheduler.core.ledger.records import actor, by_tenant
+from moorage.scheduler.questions import question_queue
+from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
+from moorage.schemas.actors import NO_OPERATOR
+from moorage.schemas.codec import Decoder, encode, is_json, split_array
+from moorage.schemas.errors import Problem, Refused, refuse
+from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
+from moorage.schemas.memo import Memo
+from moorage.schemas.names import JOB, JOB_ID_DIGITS, TENANT, WORKER, is_job, is_tenant, is_worker
+from moorage.schemas.roles import may_answer
+from moorage.schemas.subjects import API_VERBS, Subjects
+
+log = logging.getLogger("moorage.intake")
+
+#: the most messages of workers and operators that wait for decoding, the same for tenants, and the most of one tenant:
+#: the rest is kept for other tenants
+WAITING_MAX: Final = 100_000
+WAITING_MAX_TENANT: Final = 90_000
+BATCH_MAX: Final = 10_000
+REASON_CHARS_MAX: Final = 200
+#: the most submit subjects whose tenant is remembered
+SUBMITTERS_MAX: Final = 10_000
+#: one turn of the loop decodes this many requests; this many bytes of other messages count like one request
+AT_ONCE: Final = 4_000
+AT_ONCE_BYTES: Final = 256
+#: the part of a turn reserved for tenants' requests, however much workers send
+REQUESTS_PART: Final = 4
+
+_decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
+_decode_load: Final = Decoder[Load](Load)
+_decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
+
+_KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (FactFrame,)}
+
+
+def fresh_job_id() -> str:
+    """Return an id that sorts by time: `j`, 9 characters of milliseconds, then 5 random ones."""
+    ms, text = int(time.time() * 1000), ""
+    for _ in range(9):
+        ms, digit = divmod(ms, 32)
+        text = JOB_ID_DIGITS[digit] + text
+    return f"j{text}{''.join(JOB_ID_DIGITS[byte & 31] for byte in os.urandom(5))}"
+
+
+class Intake:
+    """The queue of undecoded messages, and their decoding.
+
+    `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON), `on_admin` for operators'
+    verbs (operator, then the same).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        subjects: Subjects,
+        answer: Callable[[str, bytes], None],
+        on_read: Callable[[str, str, dict[str, Any], str, bool], None],
+        on_admin: Callable[[str, str, dict[str, Any], str, bool], None],
+    ) -> None:
+        self._engine = engine
+        self._prefix = subjects.prefix
+        self._answer = answer
+        self._on_read = on_read
+        self._on_admin = on_admin
+        self._raw: deque[Delivery] = deque()  # of workers and operators
+        #: tenants take turns: a tenant that sends without pause, or large messages, delays only itself
+        self._requests: RoundRobin[Delivery] = RoundRobin(WAITING_MAX_TENANT)
+        self._array: _Array | None = None  # the batch of requests being read
+        self._skip = len(subjects.prefix) + 1
+        self._questions = QuestionQueue(self._skip)
+        #: tenant by submit subject
+        self._submitters: Memo[str, str] = Memo(SUBMITTERS_MAX)
+        self.counters: Counter[str] = Counter()
+
+    def put(self, delivery: Delivery) -> None:
+        """Enqueue a message; if the queue is full, drop and count it, since its sender repeats it.
+
+        A question beyond its tenant's bound is refused. If the sender itself may not publish to the reply subject, the
+        message is taken without the reply subject.
+        """
+        if delivery.reply and not may_answer(self._prefix, delivery.subject, delivery.reply):
+            self.counters["reflected"] += 1
+            count = self.counters["reflected"]
+            if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood must not fill the log
+                log.warning(
+                    "a request on %s names the reply subject %s, which its sender may not use: the request gets "
+                    "no answer (%d such requests so far)",
+                    delivery.subject,
+                    delivery.reply,
+                    count,
+                )
+            delivery = msgspec.structs.replace(delivery, reply="")
+        tenant = self._submitters.get(delivery.subject)
+        if tenant is None:
+            self._put_other(delivery)
+        elif self._requests.size + self._questions.size >= WAITING_MAX or not self._requests.put(tenant, delivery):
+            self.counters["dropped"] += 1
+
+    def _put_other(self, delivery: Delivery) -> None:
+        """Enqueue a message that is not a submit on a known subject."""
+        subject, skip = delivery.subject, self._skip
+        if subject[skip : skip + 4] != "api.":
+            if len(self._raw) >= WAITING_MAX:
+                self.counters["dropped"] += 1
+            else:
+                self._raw.append(delivery)
+            return
+        if self._requests.size + self._questions.size >= WAITING_MAX:
+            self.counters["dropped"] += 1
+            return
+        asker = self._questions.tenant_of(subject)
+        if not asker:
+            if not self._requests.put(subject[skip + 4 :].partition(".")[0], delivery):
+                self.counters["dropped"] += 1
+        elif not self._questions.put(asker, delivery):
+            self.counters["overloaded"] += 1
+            self._refuse(delivery, Refused(overloaded(asker)))
+
+    @property
+    def waiting(self) -> int:
+        return len(self._raw) + self._requests.size + self._questions.size
+
+    def drain(self, mono_ms: int) -> bool:
+        """Handle waiting messages for one turn of the loop; return whether none is left.
+
+        Questions are answered, other messages are offered to the engine, invalid ones are refused.
+        """
+        raw, requests, questions, room = self._raw, self._requests, self._questions, AT_ONCE
+        for_requests = AT_ONCE // REQUESTS_PART if requests.size or self._array is not None else 0
+        while room > for_requests and raw:
+            room -= self._try(raw.popleft(), None, room, mono_ms)
+        while room > 0 and (self._array is not None or requests.size):
+            array = self._array
+            room -= self._try(requests.take() if array is None else array.delivery, array, room, mono_ms)
+        ends = time.monotonic() + question_queue.QUESTIONS_S
+        while questions.size:
+            self._try(questions.take(), None, 1, mono_ms)
+            if time.monotonic() >= ends:
+                break
+        return self._array is None and not self.waiting
+
+    def _try(self, delivery: Delivery, array: _Array | None, room: int, mono_ms: int) -> int:
+        """Handle a message, or the next part of an array; return how much of the turn it used."""
+        took = 1 + len(delivery.data) // AT_ONCE_BYTES
+        try:
+            if array is not None:
+                return self._read(array, room)
+            tenant = self._submitters.get(delivery.subject)
+            if tenant is not None:
+                self._submit(tenant, delivery)
+            else:
+                self._take(delivery, mono_ms)
+        except Refused as refused:
+            self.counters["refused"] += 1
+            self._refuse(delivery, refused)
+        except Exception:  # a defect of moorage must not stop the loop
+            self._refuse(delivery, self._defect(delivery))
+        return took
+
+    def _defect(self, delivery: Delivery) -> Refused:
+        """Log the exception being handled; return the refusal to send."""
+        self.counters["defects"] += 1
+        log.exception("a frame on %s could not be handled", delivery.subject)
+        return refuse("internal", "moorage failed on this; nothing of it was recorded")
+
+    def _refuse(self, delivery: Delivery, refused: Refused) -> None:
+        if delivery.reply:
+            self._answer(delivery.reply, encode(refused.problem, json=is_json(delivery.data)))
+
+    def _take(self, delivery: Delivery, mono_ms: int) -> None:
+        parts = delivery.subject[self._skip :].split(".")
+        room = parts[0]
+        if room == "worker" and len(parts) == 3:
+            self._from_worker(parts[1], parts[2], delivery)
+        elif room == "api" and len(parts) == 3:
+            self._api(parts[1], parts[2], delivery)
+        elif room == "load":
+            self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
+        elif room == "admin" and len(parts) in (2, 3):
+            operator, verb = parts[1:] if len(parts) == 3 else (NO_OPERATOR, parts[1])
+            arguments = _decode_any(delivery.data) if delivery.data else {}
+            self._on_admin(operator, verb, arguments, delivery.reply, is_json(delivery.data))
+        else:
+            raise refuse("unknown-verb", f"nothing listens on {delivery.subject[:REASON_CHARS_MAX]}")
+
+    # ------------------------------------------------------------------------------------------- workers
+
+    def _from_worker(self, worker: str, verb: str, delivery: Delivery) -> None:
+        kinds = _KIND_OF_VERB.get(verb)
+        if kinds is None:
+            return  # one of the scheduler's own frames
+        if not is_worker(worker):
+            raise refuse("invalid-argument", f"a worker id must match {WORKER.pattern}", found=worker)
+        frame = _decode_from_worker(delivery.data)
+        if not isinstance(frame, kinds):
+            raise refuse("invalid-argument", f"a frame of this kind does not belong on .{verb}", field="$.kind")
+        fresh = secrets.token_hex(16) if isinstance(frame, Join) else ""
+        self._engine.offer(FromWorker(worker, frame, delivery.reply, is_json(delivery.data), fresh))
+
+    # ----------------------------------------------------------------------------------------------- api
+
+    def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
+        if not is_tenant(tenant):
+            raise refuse("invalid-argument", f"a tenant must match {TENANT.pattern}", found=tenant)
+        if verb == "submit":
+            self._submitters.put(delivery.subject, tenant)
+            self._submit(tenant, delivery)
+        elif verb in API_VERBS:
+            self.counters[f"api.{verb}"] += 1
+            arguments = _decode_any(delivery.data) if delivery.data else {}
+            json = is_json(delivery.data)
+            if verb == "cancel":
+                self._engine.offer(cancel_of(tenant, arguments, reply=delivery.reply, json=json))
+            else:
+                self._on_read(tenant, verb, arguments, delivery.reply, json)
+        else:
+            raise refuse("unknown-verb", f"no verb {verb}", found=verb, allowed=", ".join(API_VERBS))
+
+    def _submit(self, tenant: str, delivery: Delivery) -> None:
+        self.counters["api.submit"] += 1
+        data, headers, engine, json = delivery.data, delivery.headers, self._engine, True
+        trace = headers.get("traceparent", "") if headers else ""
+        if data[:1] != b"{":  # nearly all are one request in JSON
+            json = is_json(data)
+            if is_array(data):
+                self._array = _Array(tenant, delivery, trace)
+                return
+        data = resolved(data, engine.config.tflops_file)
+        name, request, shape = engine.read(data)
+        if name is None:
+            name = named_by_header(headers) or fresh_job_id()
+        engine.offer(Submit(tenant, name, data, request, shape, delivery.reply, json, 0, trace))
+
+    def _read(self, array: _Array, at_most: int) -> int:
+        """Offer up to `at_most` more requests of an array, each decided by itself; return how many were read."""
+        batch, engine, tenant, trace = array.batch, self._engine, array.tenant, array.trace
+        read, offer, json, first = engine.read, engine.offer, batch.json, array.read
+        bodies = array.bodies[first : first + at_most]
+        failed: Problem | None = None
+        array.read += len(bodies)
+        if array.read == len(array.bodies):
+            self._array = None
+        for position, body in enumerate(map(bytes, bodies), first):
+            try:
+                body = resolved(body, engine.config.tflops_file)
+                name, request, shape = read(body)
+                offer(Submit(tenant, name or fresh_job_id(), body, request, shape, "", json, 0, trace, batch, position))
+                continue
+            except Refused as refused:
+                answer = refused.problem
+            # a defect of moorage fails this request only: other requests of the array may be accepted already
+            except Exception:
+                answer = failed = failed or self._defect(array.delivery).problem  # logged once a turn
+            if batch.decide(position, answer) and batch.reply:
+                self._answer(batch.reply, encode(batch.answers, json=json))
+        return len(bodies)
+
+
+class _Array:
+    """An array of requests in one message; `read` of them are read so far. The answer is an array in the same order."""
+
+    __slots__ = ("batch", "bodies", "delivery", "read", "tenant", "trace")
+
+    def __init__(self, tenant: str, delivery: Delivery, trace: str) -> None:
+        """Split the message into requests. Raises `Refused` unless it is an array of 1 to `BATCH_MAX` of them."""
+        self.bodies = split_array(delivery.data)
+        if not 1 <= len(self.bodies) <= BATCH_MAX:
+            raise refuse("invalid-argument", f"a batch must hold 1..{BATCH_MAX} requests", found=len(self.bodies))
+        self.tenant = tenant
+        self.delivery = delivery
+        self.trace = trace
+        self.batch = Batch(delivery.reply, is_json(delivery.data), len(self.bodies))
+        self.read = 0
+
+
+def is_array(payload: bytes) -> bool:
+    """Return whether a JSON or msgpack payload begins as an array."""
+    if not payload:
+        return False
+    first = payload[0]
+    if first in b" \t\r\n":
+        return payload.lstrip()[:1] == b"["
+    return first == 0x5B or 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
+
+
+def named_by_header(headers: dict[str, str] | None) -> str | None:
+    """Return the job id in `Nats-Msg-Id`, for a request without an id: then a retry creates no second job.
+
+    None if there is no such header, or it is no valid job id.
+    """
+    name = headers.get("Nats-Msg-Id", "") if headers else ""
+    return name if is_job(name) else None
+
+
+def cancel_of(
+    tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
+) -> Cancel:
+    """Return the cancel that these arguments ask for: `job`, and optionally `reason` and `by`, the caller's name.
+
+    Raises `Refused` if `job` is no job id.
+    """
+    job = arguments.get("job")
+    if not isinstance(job, str) or not is_job(job):
+        raise refuse("invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed=JOB.pattern)
+    reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
+    by = actor(by_tenant(tenant), arguments.get("by"))
+    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence)

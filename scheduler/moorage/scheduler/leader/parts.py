@@ -1,0 +1,66 @@
+"""The parts of a scheduler process, whether it leads or stands by."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+
+from moorage.bus.connection import Connection
+from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.durable.queue_streams import QueueStreams
+from moorage.scheduler.leader.copies import Copies
+from moorage.scheduler.leader.standing import Standings
+from moorage.scheduler.ledger.ledger import Ledger
+from moorage.scheduler.ledger.recording import Recorder
+from moorage.scheduler.ledger.snapshot_follower import Command
+from moorage.scheduler.ledger.snapshots import Snapshots
+from moorage.scheduler.settings import RECORDS_BETWEEN
+from moorage.schemas.subjects import Subjects
+
+
+class Parts:
+    """The connections, streams and settings of a scheduler process.
+
+    `world` is the connection to the users' account, `ledger_world` the one to the schedulers' own account. `leading` is
+    set while this process leads.
+    """
+
+    def __init__(
+        self,
+        world: Connection,
+        ledger_world: Connection,
+        *,
+        config: Config | None = None,
+        subjects: Subjects | None = None,
+        replicas: int = 1,
+        name: str = "",
+        snapshot_command: Command | None = None,
+        snapshot_records: int = RECORDS_BETWEEN,
+        own_process: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """`snapshot_command` starts the follower that writes snapshots; with None there are none.
+
+        `own_process` says that nothing else runs in this process: then the scheduler controls the garbage collector,
+        and copies the process for questions about the future. Otherwise there are no forecasts.
+        """
+        self.own_process = own_process
+        self.recorder = recorder
+        self.snapshot_command = snapshot_command
+        self.snapshot_records = snapshot_records
+        self.config = config or Config()
+        self.subjects = subjects or Subjects()
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.world = world
+        self.replicas = replicas
+        self.leader = secrets.randbits(62)
+        self.world_js = JetStream(world)
+        self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
+        self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
+        self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
+        self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
+        self.standings = Standings(world, self.subjects, self.name, self.config)
+        self.leading = asyncio.Event()

@@ -1,0 +1,440 @@
+"""One term (here `Reign`): the time during which this scheduler leads.
+
+The loop takes what has arrived, lets the engine build a record, appends it to the ledger, and sends the outputs once
+the append is acknowledged. Beside the loop it answers questions, publishes the fleet frame and has snapshots written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any, Final
+
+from moorage.bus.errors import BusError
+from moorage.bus.transport import Delivery
+from moorage.scheduler.core.contained_engine import ContainedEngine
+from moorage.scheduler.core.events import Resign, SnapshotTaken
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot
+from moorage.scheduler.core.ledger.state import Job, State
+from moorage.scheduler.core.outputs.outputs import Message, Outputs
+from moorage.scheduler.core.queries.view import View
+from moorage.scheduler.durable.queue_reader import QueueReader
+from moorage.scheduler.history.history import History
+from moorage.scheduler.leader.discovery import Discovery
+from moorage.scheduler.leader.fleet_frames import FleetFrames
+from moorage.scheduler.leader.gc_schedule import GcSchedule
+from moorage.scheduler.leader.intake import Intake
+from moorage.scheduler.leader.outgoing import coalesced, messages_of
+from moorage.scheduler.leader.parts import Parts
+from moorage.scheduler.leader.write_stall import StalledRequests
+from moorage.scheduler.ledger.ledger import LedgerOlder
+from moorage.scheduler.ledger.recording import RecordedEngine
+from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snapshot
+from moorage.scheduler.questions.questions import Questions
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import RollCall
+
+log = logging.getLogger("moorage.scheduler")
+
+FLEET_FRAME_S: Final = 0.5
+SNAPSHOT_LOOK_S: Final = 5.0
+SNAPSHOT_RETRY_S: Final = 60.0
+#: after a record that changed this many jobs, the event loop runs other tasks before the next one is built
+LONG_RECORD: Final = 256
+
+#: if this many records in a row had no submit, and a submit arrived during the append of each, the next record waits up
+#: to SHARE_WAIT_S for a submit, so that both need one append (event loops have no finer timers)
+SHARE_AFTER: Final = 3
+SHARE_WAIT_S: Final = 0.002
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Reign:
+    """One term as leader: the engine, and the I/O around it."""
+
+    def __init__(self, scheduler: Parts, state: State, began_ms: int) -> None:
+        self._scheduler = scheduler
+        self._world = scheduler.world
+        self._subjects = scheduler.subjects
+        self._config = scheduler.config
+        self._began_ms = began_ms
+        self._began_time_ms = state.time_ms
+        begins = (
+            state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms(), self._explain_waiting
+        )  # fmt: skip
+        recorder = scheduler.recorder
+        self.engine = ContainedEngine(*begins) if recorder is None else RecordedEngine(recorder, *begins)
+        self.queue_reader = QueueReader(
+            scheduler.world_js,
+            scheduler.subjects,
+            self.engine,
+            self._wake,
+            scheduler.replicas,
+            scheduler.queue_streams,
+        )
+        self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
+        self.questions = Questions(
+            self,
+            scheduler.world,
+            scheduler.world_js,
+            scheduler.subjects,
+            scheduler.standings,
+            self.queue_reader.letters,
+            forks=scheduler.own_process,
+        )
+        asked = self.questions
+        self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
+        self.stalled = StalledRequests(
+            scheduler.ledger.appending,
+            scheduler.subjects,
+            self._fresh_s,
+            self.answer_now,
+            self._on_delivery,
+            lambda: self.engine.waiting + self.intake.waiting,
+        )
+        self.gc_schedule = GcSchedule(scheduler.own_process)
+        self._kick = asyncio.Event()
+        self._draining = False
+        self._subscriptions: list[Any] = []
+        self._now: list[tuple[str, bytes]] = []
+        self._sending_now: asyncio.Task[None] | None = None
+        self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
+        self._built_ms = 0
+        self._skipped_ms = 0  # time that a simulation skipped
+        self.records = 0
+        self._submits_delayed = 0  # records in a row without a submit, during whose append a submit arrived
+        self.resigned = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def _explain_waiting(self, job: Job) -> dict[str, Any] | None:
+        """Return why a job waits, for the answer to its submit; None as in `Foresight.at_submit`."""
+        return self.questions.foresight.at_submit(job)
+
+    # ---------------------------------------------------------------------------------------- in and out
+
+    async def open(self) -> None:
+        """Subscribe, then send the roll call, which workers answer with hello and renewal."""
+        for subject in (
+            self._subjects.api_all,
+            self._subjects.admin_all,
+            self._subjects.admin_unnamed_all,
+            self._subjects.worker_join_all,
+            self._subjects.worker_renew_all,
+            self._subjects.worker_fact_all,
+            self._subjects.load_all,
+        ):
+            self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
+        looked = self._subjects.worker_looked_all
+        self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
+        self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
+        self._subscriptions.append(await self._scheduler.standings.listen())
+        for row in View(self.engine).lent_twice():
+            log.warning(
+                "workers %(worker)s and %(other)s both offer the GPU %(uuid)s: restart the agent that should not "
+                "offer it",
+                row,
+            )
+        await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
+        state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
+        discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._facts)
+        self._subscriptions += await discovery.open(self._world)
+
+    async def close(self) -> None:
+        self.stalled.close()
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        await self.questions.close()
+        await self.queue_reader.letters.close()
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        if self.stalled.keeps(delivery):
+            return
+        self.intake.put(delivery)
+        if not self._draining:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        """Decode what has arrived, also during an append; a large backlog takes several turns of the event loop."""
+        self._draining = not self.intake.drain(self.mono_ms())
+        if self._draining:
+            self._loop.call_soon(self._drain)
+        if self.engine.urgent or self.engine.waiting:
+            self._kick.set()
+
+    def _wake(self) -> None:
+        self._kick.set()
+
+    def answer_now(self, reply: str, payload: bytes) -> None:
+        """Send an answer that needs no record (a refusal, a question's answer) at once, also during an append."""
+        self._send_soon([(reply, payload)])
+
+    def _send_soon(self, messages: list[tuple[str, bytes]]) -> None:
+        self._now += messages
+        if self._sending_now is None:
+            self._sending_now = self._loop.create_task(self._send_now())
+
+    async def _send_now(self) -> None:
+        try:
+            while self._now:
+                answers, self._now = self._now, []
+                await self._world.send(coalesced(answers, self._world.max_payload_bytes))
+        finally:
+            self._sending_now = None
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what service discovery shows under STATS."""
+        engine, state = self.engine, self.engine.state
+        return {
+            "leader": state.leader,
+            "epoch": state.epoch,
+            "ledger": state.seq,
+            "queued": View(engine).queued(),
+            "live_jobs": state.live,
+            "records": self.records,
+            "history": self.history.figures(),
+            "counters": {
+                **self.intake.counters,
+                "stuck": self.stalled.told,
+                "dropped": self.intake.counters["dropped"] + self.stalled.dropped,
+            },
+        }
+
+    # ---------------------------------------------------------------------------------------------- loop
+
+    async def loop(self) -> None:
+        """Write one record after the other, until one resigns; what arrives during an append goes into the next record.
+
+        Raises `Deposed`, and `LedgerOlder` once workers know of later terms than the ledger.
+        """
+        engine, view, ledger = self.engine, View(self.engine), self._scheduler.ledger
+        while True:
+            await self._until_due()
+            if self._submits_delayed >= SHARE_AFTER and view.is_idle:
+                await self._wait_for_submit()
+            now = self.mono_ms()
+            if not self._due(now):
+                continue
+            has_submit = view.has_submit
+            payload = self._build(now)
+            self._loop.call_soon(engine.prepare_early)
+            seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
+            self._sent_ms = now
+            self.stalled.release()
+            self.records += 1
+            if not has_submit:
+                self._submits_delayed = self._submits_delayed + 1 if view.has_submit else 0
+            if early := engine.early(seq):
+                await self._world.send(early)
+            outputs = engine.commit(seq, self.mono_ms())
+            if why := engine.behind(self.mono_ms()):
+                await ledger.mark_behind(engine.state, engine.rid + 1, why)
+                raise LedgerOlder(why)
+            await self._send_outputs(outputs, seq, early)
+            if len(outputs.events) >= LONG_RECORD:
+                await asyncio.sleep(0)
+            if not engine.state.leader:
+                self.resigned.set()
+                return
+
+    def _build(self, now: int) -> bytes:
+        """Return the next record. A build that takes too long counts as a failure of the ranker."""
+        began_ns = time.thread_time_ns()  # CPU time, so that other processes on the machine do not count
+        payload = self.engine.build(self._time_ms(now), now)
+        self._built_ms = now
+        self.engine.built_in((time.thread_time_ns() - began_ns) // 1_000_000)
+        for told in self.engine.take_unlogged():
+            log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
+        return payload
+
+    async def _send_outputs(self, outputs: Outputs, seq: int, sent: list[Message]) -> None:
+        """Send the outputs of record `seq`: first the workers' frames, unless exactly those were `sent` early."""
+        wanted, outputs.messages = outputs.messages, []
+        if wanted != sent:
+            await self._world.send(wanted)
+        self.engine.complete(outputs)
+        self.history.take(outputs)
+        self.queue_reader.made_room()
+        decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
+        await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
+        self.gc_schedule.count_events(len(outputs.events))
+
+    def count_failed_task(self, name: str, raised: Exception) -> None:
+        self.engine.task_failed(name, raised, self.time_ms())
+
+    def resign(self) -> None:
+        self.engine.offer(Resign())
+        self._wake()
+
+    def idle_until_s(self) -> float:
+        """Return until when, in monotonic seconds, only heartbeats follow if nothing arrives; a time past if busy."""
+        if not (self.history.is_idle and self._scheduler.standings.lately()):
+            return 0.0
+        left_ms = View(self.engine).idle_until_ms - self.time_ms()
+        return (monotonic_ms() + left_ms) / 1000 - self._config.heartbeat_s
+
+    def slept(self, seconds: float) -> None:
+        """Note that a simulation skipped this time, in which nothing would have happened; it does not count as silence.
+
+        One heartbeat is written at once, for readers that go by the time of the last record.
+        """
+        self._skipped_ms += int(seconds * 1000)
+        self._built_ms -= int(self._config.heartbeat_s * 1000)
+        self._kick.set()
+        self._scheduler.standings.slept(seconds)
+        self.gc_schedule.slept(seconds)
+
+    def _time_ms(self, now: int) -> int:
+        """Return the ledger time: that of the epoch record, plus the monotonic time since that was built."""
+        return self._began_time_ms + now + self._skipped_ms - self._began_ms
+
+    def _due(self, now: int) -> bool:
+        engine = self.engine
+        if engine.urgent:
+            return True
+        since = now - self._built_ms
+        if since >= self._config.heartbeat_s * 1000:
+            return True
+        if engine.waiting and since >= self._config.renewal_append_s * 1000:
+            return True
+        return engine.next_timer_ms <= self._time_ms(now)
+
+    async def _until_due(self) -> None:
+        """Sleep until an event arrives, or a timer or the heartbeat is due."""
+        if self.engine.urgent:
+            self._kick.clear()
+            return
+        now = self.mono_ms()
+        wait_ms = self._built_ms + self._config.heartbeat_s * 1000 - now
+        if self.engine.waiting:
+            wait_ms = min(wait_ms, self._built_ms + self._config.renewal_append_s * 1000 - now)
+        wait_ms = min(wait_ms, self.engine.next_timer_ms - self._time_ms(now))
+        if wait_ms <= 0:
+            return
+        self._kick.clear()
+        handle = self._loop.call_later(wait_ms / 1000, self._kick.set)
+        try:
+            await self._kick.wait()
+        finally:
+            handle.cancel()
+
+    async def _wait_for_submit(self) -> None:
+        """Let the next record wait up to `SHARE_WAIT_S` for a submit.
+
+        A caller that submits one job after the other would otherwise wait, each time, for the append about its former
+        job. After a wait without a submit no record waits for a while, unless a submit comes during the append
+        (bench/notes/2026-11-25-a-record-waits-for-a-submit.md).
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHARE_WAIT_S):
+                while not View(self.engine).has_submit:
+                    self._kick.clear()
+                    await self._kick.wait()
+
+    # --------------------------------------------------------------------------- what questions need to know
+
+    def is_fresh(self) -> bool:
+        """Return whether the last acknowledged append is so recent that no other scheduler can lead yet."""
+        return self.mono_ms() - self._sent_ms < self._fresh_s * 1000
+
+    @property
+    def _fresh_s(self) -> float:
+        return self._config.takeover_s - 1
+
+    def mono_ms(self) -> int:
+        """Return this process's monotonic time in ms, without the time that a simulation skipped."""
+        return monotonic_ms() - self._skipped_ms
+
+    def time_ms(self) -> int:
+        """Return the ledger time now."""
+        return self._time_ms(self.mono_ms())
+
+    def say(self, messages: list[Message]) -> None:
+        """Send messages soon, without waiting until they are sent."""
+        self._send_soon([(subject, payload) for subject, payload, _ in messages])
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the answer to `fleet` contains in addition to the fleet."""
+        return {
+            "history": self.history.figures(),
+            "feature_level": self.engine.state.level,
+            "schedulers": self._scheduler.standings.rows(),
+            "contained": self.engine.failures(self.time_ms()),
+            **self._scheduler.copies.figures(),
+            **self.queue_reader.figures(),
+        }
+
+    # ------------------------------------------------------------------------------------------- reports
+
+    async def report(self) -> None:
+        """Publish, forever, the fleet frame for observers twice a second; it contains no tenant's jobs.
+
+        Also collects garbage when that is due.
+        """
+        frames, told = FleetFrames(self.engine), False
+        while True:
+            await asyncio.sleep(FLEET_FRAME_S)
+            self.gc_schedule.collect_if_calm(len(self.engine.state.jobs))
+            for _ in frames.catch_up():
+                await asyncio.sleep(0)
+            frame, bytes_max = frames.frame(), self._world.max_payload_bytes
+            if len(frame) > bytes_max and not told:
+                said = "observers get no fleet frame: it has %d bytes, and the nats-server takes at most %d"
+                log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)
+                told = True
+            await self._world.send([(self._subjects.fleet_frame, frame, "")])
+
+    async def snapshot(self) -> None:
+        """Have a follower process write a snapshot every `snapshot_records` records, and name it in the ledger.
+
+        Then older records and snapshots are purged; records after the previous snapshot are kept. Returns at once if
+        there is no command for the follower.
+        """
+        scheduler, state = self._scheduler, self.engine.state
+        if scheduler.snapshot_command is None:
+            return
+        purged = state.snapshot
+        taken: SnapshotTaken | None = None
+        while True:
+            await asyncio.sleep(SNAPSHOT_LOOK_S)
+            if taken is not None and (state.snapshot is None or state.snapshot[0] != taken.name):
+                continue  # the record that names it is not stored yet: a purge now would delete what it names
+            try:
+                if state.snapshot != purged and state.snapshot is not None and state.snapshot_before is not None:
+                    await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)
+                    await scheduler.snapshots.purge_all_but({state.snapshot[0], state.snapshot_before[0]})
+                    purged = state.snapshot
+                    log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
+            except BusError as error:
+                log.warning("old records of the ledger cannot be deleted now: %s", error)
+            last = state.snapshot[1] if state.snapshot is not None else 0
+            if state.seq - last >= scheduler.snapshot_records:
+                try:
+                    taken = await take_snapshot(scheduler.snapshot_command)
+                except SnapshotsGone:
+                    taken = await self._snapshot_of_memory()
+                if taken is None:
+                    await asyncio.sleep(SNAPSHOT_RETRY_S)
+                else:
+                    self.engine.offer(taken)
+                    self._wake()
+
+    async def _snapshot_of_memory(self) -> SnapshotTaken | None:
+        """Write a snapshot in this process, although that holds up the leader; None if it failed, which is logged.
+
+        Needed when all snapshots were deleted: the purged records are then only in memory, and without a snapshot the
+        next leader could not read the ledger.
+        """
+        log.error("the snapshots of the ledger were deleted: the leader writes a new snapshot of its state")
+        snapshots = self._scheduler.snapshots
+        try:
+            await snapshots.ensure()
+            return SnapshotTaken(*await snapshots.write(self.engine.state))
+        except (BadSnapshot, BusError) as error:
+            log.warning("no snapshot of the ledger was written: %s", error)
+            return None

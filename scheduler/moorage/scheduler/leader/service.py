@@ -1,0 +1,226 @@
+"""A scheduler process: it stands by until the ledger falls silent, then leads (see `reign`) until another one does.
+
+It is crash-only: when it finds another leader's record in place of its own, it drops everything in memory and folds the
+ledger again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from typing import Final
+
+from moorage.bus.errors import BusError
+from moorage.scheduler.core.contained_engine import SAFE_MS
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.durable.dead_letters import DeadLetters
+from moorage.scheduler.durable.queue_reader import read_through
+from moorage.scheduler.leader.beside import keep_running
+from moorage.scheduler.leader.parts import Parts
+from moorage.scheduler.leader.reign import Reign, monotonic_ms
+from moorage.scheduler.leader.reminders import Reminders
+from moorage.scheduler.leader.retrying import retry_unanswered
+from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken, LedgerGap, LedgerOlder
+from moorage.scheduler.ledger.snapshots import recover
+
+log = logging.getLogger("moorage.scheduler")
+
+STANDBY_LOOK_S: Final = 0.2
+#: a read of the ledger is repeated after this time: a read sent while the stream had no leader is never answered
+STANDBY_PATIENCE_S: Final = 2.0
+#: how often in a row a gap is bridged with the newest snapshot before the ledger counts as broken
+GAPS_MAX: Final = 5
+RESIGN_S: Final = 3.0
+
+
+class Scheduler(Parts):
+    """A scheduler process that stands by and leads. See `Parts` for its arguments."""
+
+    reign: Reign | None = None
+    _folded = 0  # the last ledger record that this standby folded
+    _is_new = False  # whether the ledger was empty when this process began
+
+    async def run(self) -> None:
+        """Stand by and lead, until `resign` while leading, or cancellation.
+
+        Raises `LedgerBroken` if an operator must act; `BusError` if streams cannot be made or read, and for a refused
+        subscription.
+        """
+        announcing = asyncio.create_task(self.standings.announce(self._standing))
+        try:
+            await self._run()
+        finally:
+            announcing.cancel()
+
+    def _standing(self) -> tuple[int, bool]:
+        """Return the last folded ledger record, and whether this process leads."""
+        reign = self.reign
+        return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
+
+    async def _make_streams(self) -> None:
+        """Create or check the streams of the queue, the dead letters and the snapshots. Raises `BusError`."""
+        await self.queue_streams.refresh()
+        await self.queue_streams.ensure(self._first_request)
+        await DeadLetters.ensure(self.world_js, self.subjects, self.replicas, self.config.dead_letters_keep)
+        await self.snapshots.ensure()
+
+    async def _first_request(self) -> int:
+        """Return the first sequence of a request queue to create: behind all cursors; 1 for a new ledger."""
+        if self._is_new:
+            return 1
+        await self.snapshots.ensure()
+        state = await recover(self.ledger, self.snapshots)
+        await self.ledger.follow(state)
+        return 1 + read_through(state)
+
+    async def _run(self) -> None:
+        self._is_new = await self.ledger.ensure() == 0
+        await retry_unanswered(self._make_streams)
+        state = await recover(self.ledger, self.snapshots)
+        gaps = 0
+        while True:
+            try:
+                await self._stand_by(state)
+                gaps = 0
+            except LedgerGap as gap:  # purged before this process read it: the newest snapshot contains it
+                gaps += 1
+                if gaps > GAPS_MAX:
+                    raise LedgerBroken(
+                        f"{gap}. Records were deleted that no snapshot holds: bring the nats-server's folder back, or"
+                        " stop every scheduler and run `moorage admin restore FILE --replace` with the last backup"
+                    ) from None
+                log.warning("%s", gap)
+                await asyncio.sleep(STANDBY_LOOK_S)
+                state = await recover(self.ledger, self.snapshots)
+                continue
+            if state.behind:
+                raise LedgerOlder(state.behind)
+            try:
+                if await self._lead(state):
+                    return
+            except Deposed as deposed:  # another scheduler was first to take over
+                log.warning("this scheduler no longer leads: %s", deposed)
+            except ExceptionGroup as group:
+                if (ends := group.subgroup((LedgerBroken, BusError))) is not None:
+                    raise ends.exceptions[0] from None
+                if group.split(Deposed)[1] is not None:
+                    raise
+                log.warning("this scheduler no longer leads: %s", group.exceptions[0])
+            finally:
+                self.leading.clear()
+                self.reign = None
+            state = await recover(self.ledger, self.snapshots)
+
+    async def _stand_by(self, state: State) -> None:
+        """Fold the ledger until it has no leader, or its leader is silent for the takeover time plus a random part."""
+        began, records = time.monotonic(), await self._catch_up(state)
+        self._folded = state.seq
+        log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
+        if not state.leader:
+            return
+        # the current silence is only a hint, by the server's wall clock: the fence decides which scheduler leads
+        silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
+        heard = time.monotonic() - max(0.0, await self.ledger.silent_for(state))
+        unread, unread_from = Reminders(), 0.0
+        while time.monotonic() - heard < silence_s:
+            await asyncio.sleep(STANDBY_LOOK_S)
+            try:
+                if await self.ledger.follow(state, STANDBY_PATIENCE_S):
+                    heard = time.monotonic()
+                    if not state.leader:
+                        return
+                self._folded = state.seq
+                if unread_from:
+                    log.warning(
+                        "the ledger can be read again; it could not be read for %.0f s", time.monotonic() - unread_from
+                    )
+                    unread_from = 0.0
+                    unread.clear()
+            except BusError as error:
+                unread_from = unread_from or time.monotonic()
+                if unread.due(words := f"the ledger cannot be read now: {error}"):
+                    log.warning("%s", words)
+                # The silence began at the last record read. But once the ledger is readable again, its leader gets half
+                # of the time: it, too, needs a while to find that its append can be stored now.
+                heard = max(heard, time.monotonic() - silence_s / 2)
+
+    async def _catch_up(self, state: State) -> int:
+        """Fold the ledger to its end, including records written meanwhile; return how many.
+
+        Otherwise the leader would seem to have been silent for as long as the folding took.
+        """
+        records = 0
+        while True:
+            began, more = time.monotonic(), await self.ledger.follow(state)
+            records += more
+            if not more or time.monotonic() - began < self.config.takeover_s / 4:
+                return records
+
+    async def resign(self) -> None:
+        """Stop leading with a last record that says so, so that a standby need not wait for silence.
+
+        Waits for that record `RESIGN_S` at most, and logs a timeout. Does nothing if this process does not lead.
+        """
+        reign = self.reign
+        if reign is not None:
+            reign.resign()
+            try:
+                async with asyncio.timeout(RESIGN_S):
+                    await reign.resigned.wait()
+            except TimeoutError:
+                log.warning(
+                    "the resignation could not be written to the ledger: a standby takes over only after the "
+                    "takeover time"
+                )
+
+    async def _must_be_careful(self, state: State) -> bool:
+        try:
+            return await self.ledger.has_lost_leaders(state)
+        except BusError as error:
+            log.warning("it cannot be read now how the leaders before this one ended: %s", error)
+            return False
+
+    async def _lead(self, state: State) -> bool:
+        """Lead until `resign` (returns True), or until another scheduler leads.
+
+        Raises `Deposed` for that: alone if the takeover failed, later in an ExceptionGroup.
+        """
+        began_ms = monotonic_ms()
+        wall_s, careful = self.ledger.wall_s(), await self._must_be_careful(state)
+        await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
+        reign = self.reign = Reign(self, state, began_ms)
+        log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
+        if careful:
+            log.warning(
+                "the last two leaders died, the last within a minute of its start: for %d s this leader writes one"
+                " event in each ledger record, and uses the plain ranker",
+                SAFE_MS // 1000,
+            )
+            reign.engine.begin_safe_mode()
+        reign.gc_schedule.begin()
+        async with asyncio.TaskGroup() as group:
+            await reign.open()
+            try:
+                failed, questions = reign.count_failed_task, reign.questions
+                beside = [
+                    group.create_task(keep_running(name, work, failed))
+                    for name, work in (
+                        ("reading the durable queue", reign.queue_reader.run),
+                        ("writing the history", reign.history.run),
+                        ("inspecting devices", questions.inspection.run),
+                        ("following jobs that wait", questions.foresight.run),
+                        ("the fleet frame", reign.report),
+                        ("snapshots", reign.snapshot),
+                        ("watching the ledger's copies", self.copies.watch),
+                    )
+                ]
+                self.leading.set()
+                await reign.loop()
+                for task in beside:
+                    task.cancel()
+            finally:
+                await reign.close()
+        return True

@@ -1,0 +1,121 @@
+"""Which scheduler leads and which stand by: each announces its role, and the feature level that it can read and write.
+
+Announcements may be lost and prove nothing. So an operator who raises the feature level also says how many schedulers
+must have announced it. Announcements include the settings: each scheduler leads with its own, so a takeover changes
+settings that differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError
+from moorage.bus.transport import Delivery, Subscribed, Transport
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger import records
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Standing
+from moorage.schemas.release import RELEASE
+from moorage.schemas.subjects import Subjects
+
+SAY_S: Final = 2.0
+#: a scheduler silent for this long no longer counts
+HEARD_S: Final = 5 * SAY_S
+#: the most schedulers remembered; further ones are ignored
+KNOWN_MAX: Final = 64
+
+log = logging.getLogger("moorage.scheduler")
+
+_decode: Final[Decoder[Standing]] = Decoder(Standing)
+
+
+def _spoken(config: Config) -> dict[str, Any]:
+    """Return each setting that affects the leader's decisions, as a frame can carry it; not those of the process."""
+    return {
+        key: value if value is None or isinstance(value, str | int | float) else str(value)
+        for key in Config.__struct_fields__
+        for value in (getattr(config, key),)
+    }
+
+
+_DEFAULTS: Final = _spoken(Config())
+
+
+class Standings:
+    """Announces this scheduler while `announce` runs, and keeps what others announce after `listen`."""
+
+    def __init__(self, world: Transport, subjects: Subjects, name: str, config: Config | None = None) -> None:
+        self._settings = {key: value for key, value in _spoken(config or Config()).items() if value != _DEFAULTS[key]}
+        self._told: dict[str, str] = {}  # how other schedulers' settings differ, as last logged
+        self._world = world
+        self._subject = subjects.standing
+        self._name = name
+        self._heard: dict[str, tuple[Standing, float]] = {}
+
+    async def announce(self, now: Callable[[], tuple[int, bool]]) -> None:
+        """Announce forever; `now` returns the last folded ledger record, and whether this scheduler leads."""
+        while True:
+            ledger, leads = now()
+            frame = Standing(self._name, RELEASE, records.FORMAT, ledger, leads, self._settings)
+            with contextlib.suppress(BusError):
+                await self._world.send([(self._subject, encode(frame), "")])
+            if leads:
+                self._tell()
+            await asyncio.sleep(SAY_S)
+
+    async def listen(self) -> Subscribed:
+        return await self._world.subscribe(self._subject, self._on_delivery)
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        try:
+            said = _decode(delivery.data)
+        except Refused:
+            return
+        if len(self._heard) >= KNOWN_MAX and said.scheduler not in self._heard:
+            self.lately()  # schedulers may have a new name at each start: forget those that have gone
+        if said.scheduler in self._heard or len(self._heard) < KNOWN_MAX:
+            self._heard[said.scheduler] = (said, time.monotonic())
+
+    def slept(self, seconds: float) -> None:
+        """Note that a simulation skipped time; it does not count as silence."""
+        self._heard = {name: (said, at_s + seconds) for name, (said, at_s) in self._heard.items()}
+
+    def lately(self) -> list[Standing]:
+        """Return the last announcement of each scheduler heard from within `HEARD_S`, sorted by name; forget others."""
+        since = time.monotonic() - HEARD_S
+        self._heard = {name: heard for name, heard in self._heard.items() if heard[1] >= since}
+        return [self._heard[name][0] for name in sorted(self._heard)]
+
+    def _tell(self) -> None:
+        """Log, once each, which standby schedulers have other settings than this leader."""
+        found = {
+            said.scheduler: other
+            for said in self.lately()
+            if said.settings is not None and (other := differing(said.settings, self._settings))
+        }
+        for name, other in found.items():
+            if self._told.get(name) != other:
+                log.warning("standby %s has other settings, which would hold after a takeover: %s", name, other)
+        self._told = found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the schedulers in the form of the verb `fleet`."""
+        rows = [msgspec.to_builtins(said) for said in self.lately()]
+        return [{key: row[key] for key in row if key not in ("kind", "v")} for row in rows]
+
+
+def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """Return the settings that differ between two schedulers as text; empty if none. Omitted ones are defaults."""
+    return ", ".join(
+        f"{key} = {theirs.get(key, _DEFAULTS.get(key))} (the leader: {ours.get(key, _DEFAULTS.get(key))})"
+        for key in sorted({*theirs, *ours})
+        if theirs.get(key, _DEFAULTS.get(key)) != ours.get(key, _DEFAULTS.get(key))
+    )

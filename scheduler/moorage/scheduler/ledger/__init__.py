@@ -1,0 +1,1 @@
+"""The ledger's streams: appends, reading, snapshots, backups, recordings."""

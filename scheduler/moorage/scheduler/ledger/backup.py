@@ -1,0 +1,370 @@
+"""Backup and restore of the ledger: the folded state at one record in a file, and a new ledger that begins with it.
+
+A backup is a snapshot with all later records folded in: every job, session, cursor of the request queue and finished
+id. It is taken beside a running leader, only by reading. A restore makes a ledger with another id, whose records,
+fences and epochs begin far above all that workers may have received since the backup (ledger-rules H7). Its first
+record names the former ledgers, so that their workers follow the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.bus.connection import connect
+from moorage.bus.jetstream import JetStream, StreamInfo
+from moorage.scheduler.core.ledger.digests import COMPUTED, TUPLE_HASH, trouble
+from moorage.scheduler.core.ledger.invariants import Broken, validate
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.durable.queue_streams import QueueStreams, info_of
+from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
+from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.release import RELEASE
+from moorage.schemas.subjects import Subjects
+
+MAGIC: Final = b"moorage-backup-1\n"
+HEADER_BYTES_MAX: Final = 4096
+#: how many records and epochs the old ledger may have had after its backup: the restored ledger begins above them
+SEQUENCES_AHEAD: Final = 1 << 32
+EPOCHS_AHEAD: Final = 1 << 20
+#: how many predecessors a ledger names, by which workers recognise it
+FORMERS_MAX: Final = 16
+#: an idle leader writes at least every second: a younger record means that a scheduler leads
+SILENT_S: Final = 15.0
+
+Say = Callable[[str], None]
+
+
+class BackupRefused(MoorageError):
+    """A backup or restore is refused, with what to do instead."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The header line of a backup. `digest` is BLAKE2b-128 of the `size_bytes` bytes after this line.
+
+    `digests` names the hash of the state's own digest. `replicas` is the ledger's number of copies; 0 in backups by
+    releases before 0.3.
+    """
+
+    ledger_id: str
+    seq: int
+    epoch: int
+    jobs: int
+    workers: int
+    taken_wall_s: float
+    release: str
+    digest: str
+    size_bytes: int
+    digests: str = TUPLE_HASH
+    replicas: int = 0
+
+    @property
+    def file_name(self) -> str:
+        return f"moorage-{self.ledger_id}-{self.seq}.backup"
+
+
+def _refused(message: str, next_step: str, *, found: object = None) -> BackupRefused:
+    return BackupRefused(problem("failed-precondition", message, found=found, next=next_step))
+
+
+# ------------------------------------------------------------------------------------------------------------- backup
+
+
+async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Header]:
+    """Write the ledger's current state to the file `to`; if `to` is a folder, to a new file in it.
+
+    Returns the file and its header. Never overwrites a file. Raises `BackupRefused` if the file `to` exists, or if
+    there is no ledger or no scheduler has led it yet; also `LedgerBroken`, `BusError`, OSError.
+    """
+    if to.exists() and not to.is_dir():
+        raise _refused(f"{to} exists already", "name another file, or a folder", found=str(to))
+    async with await connect(target, "moorage-backup") as connection:
+        jetstream, subjects = JetStream(connection), Subjects(prefix)
+        info = await info_of(jetstream, subjects.ledger_stream)
+        if info is None:
+            raise _refused(
+                f"there is no ledger {subjects.ledger_stream}",
+                "check --prefix, and the account that MOORAGE_LEDGER_URL or MOORAGE_LEDGER_URL_FILE names",
+            )
+        ledger = Ledger(jetstream, subjects, 0)
+        state = await recover(ledger, Snapshots(jetstream, subjects))
+        await ledger.follow(state)
+    if not state.ledger_id:
+        empty = f"no scheduler has led the ledger {subjects.ledger_stream} yet: it holds nothing"
+        raise _refused(empty, "start a scheduler")
+    data = dump(state)
+    header = Header(
+        state.ledger_id,
+        state.seq,
+        state.epoch,
+        len(state.jobs),
+        len(state.workers),
+        time.time(),
+        RELEASE,
+        snapshot_digest(data),
+        len(data),
+        COMPUTED,
+        info.replicas,
+    )
+    file = to / header.file_name if to.is_dir() else to
+    _write(file, MAGIC + msgspec.json.encode(header) + b"\n" + data)
+    read(file)  # check that the written file can be read again
+    return file, header
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Write a file completely and to disk, or not at all; readable only by this user, as it contains requests.
+
+    Raises OSError, also if the file exists.
+    """
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None  # the caller knows no other name
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.link(partial, file)  # raises if the file exists by now: a rename would replace it
+    finally:
+        partial.unlink()
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
+    """Return the header and the state of a backup.
+
+    With `rehash` the state's own digest is recomputed instead of checked; the digest of the file's bytes is always
+    checked. Raises OSError, and `BackupRefused` if the file is no backup, is damaged, has a format that this release
+    cannot read, or, without `rehash`, has digests of another hash, or if its state contradicts itself.
+    """
+    another = "name another file: one that moorage admin backup has written"
+    data = file.read_bytes()
+    if not data.startswith(MAGIC):
+        raise _refused(f"{file} is not a backup of moorage's ledger", another, found=data[:20].decode(errors="replace"))
+    line, _, rest = data[len(MAGIC) : len(MAGIC) + HEADER_BYTES_MAX].partition(b"\n")
+    try:
+        header = msgspec.json.decode(line, type=Header)
+    except msgspec.MsgspecError as error:
+        raise _refused(f"the first line of {file} cannot be read: {error}", another) from None
+    rest = data[len(MAGIC) + len(line) + 1 :]
+    if len(rest) != header.size_bytes or snapshot_digest(rest) != header.digest:
+        found = f"{len(rest)} bytes"
+        raise _refused(f"{file} is damaged: its bytes do not match the digest in its first line", another, found=found)
+    if not rehash and trouble(header.digests, COMPUTED):
+        raise _refused(
+            f"{file} has digests of the hash {header.digests}, and this Python computes {COMPUTED}",
+            "restore it with --rehash: its digests are recomputed",
+            found=header.digests,
+        )
+    try:
+        state = load(rest, rehash=rehash)
+    except BadSnapshot as error:
+        wrote = "use the release that wrote it"
+        raise _refused(f"{file} cannot be read: {error}", wrote, found=header.release) from None
+    try:
+        validate(state)
+    except Broken as error:
+        raise _refused(f"the state in {file} contradicts itself: {error}", another) from None
+    return header, state
+
+
+# ------------------------------------------------------------------------------------------------------------ restore
+
+
+async def restore(
+    ledger_target: str | None,
+    target: str | None,
+    prefix: str,
+    replicas: int,
+    file: Path,
+    *,
+    replace: bool,
+    say: Say,
+    rehash: bool = False,
+) -> State:
+    """Make a ledger that begins with the state of a backup; return its state. No scheduler may run.
+
+    An existing ledger with records is deleted with `replace`, and refused without it. `replicas` is the number of
+    copies of each stream; 0 for as many as the backed up ledger had. Until the last step, a half made ledger names no
+    snapshot and no scheduler leads it; run restore again with `replace`. With `rehash`, the backup may come from a
+    Python that computes other digests. `say` is called with a line about each step. Raises `BackupRefused`, `BusError`,
+    OSError, `BadSnapshot`, `Deposed`.
+    """
+    header, state = read(file, rehash=rehash)
+    subjects, replicas = Subjects(prefix), replicas or header.replicas or 1
+    async with (
+        await connect(ledger_target, "moorage-restore") as connection,
+        await connect(target, "moorage-restore") as world,
+    ):
+        jetstream = JetStream(connection)
+        await _check_ledger(jetstream, subjects, replace=replace)
+        queue_from, stale = await _check_queue(JetStream(world), subjects, state)
+        replaced = await _replaced(jetstream, subjects)
+        if await info_of(jetstream, subjects.snapshot_stream) is not None:  # nothing is refused from here on
+            await jetstream.delete_stream(subjects.snapshot_stream)
+        for stream in stale:
+            await JetStream(world).delete_stream(stream)
+        if queue_from:
+            await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
+        await _copy(JetStream(world), subjects, state.tenants, replicas, say)
+        former = state.ledger_id
+        # also for workers that were away during several restores, and for workers of a replaced ledger
+        formers = [each for row in (state, *replaced) for each in (row.ledger_id, *row.former_id.split()) if each]
+        state.former_id = " ".join(list(dict.fromkeys(formers))[:FORMERS_MAX])
+        state.ledger_id = secrets.token_hex(8)
+        state.epoch = max(each.epoch for each in (state, *replaced))
+        state.seq = max(each.seq for each in (state, *replaced)) + SEQUENCES_AHEAD
+        state.snapshot = state.snapshot_before = None
+        snapshots = Snapshots(jetstream, subjects, replicas)
+        await snapshots.ensure()
+        named = await snapshots.write(state)
+        say(f"snapshot {named[0]} is written")
+        # only now: if this stops here, the next try finds in the snapshot above which numbers to begin
+        if await info_of(jetstream, subjects.ledger_stream) is not None:
+            await jetstream.delete_stream(subjects.ledger_stream)
+        ledger = Ledger(jetstream, subjects, secrets.randbits(62), replicas=replicas)
+        await ledger.ensure(first_seq=state.seq + 1)
+        # until the record that names the snapshot, the state cannot be recovered, so no scheduler leads this ledger
+        await ledger.begin_restored(state, named, state.former_id, EPOCHS_AHEAD)
+        copies = f", in {replicas} copies" if replicas > 1 else ""
+        say(f"ledger {state.ledger_id} begins at record {state.seq}, from {header.seq} of {former}{copies}")
+    return state
+
+
+async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
+    """Return the states of the ledger that the restored one replaces: of its end, and of each snapshot.
+
+    What cannot be read is left out, so some states only have ids and numbers; the list is empty if there is nothing.
+    That ledger was led after the backup was taken, or was restored from the same backup. The new ledger must not repeat
+    its numbers, and its workers must follow the new one.
+    """
+    found: list[State] = []
+    written = await info_of(jetstream, subjects.snapshot_stream, subjects.snapshot_all)
+    for subject in written.subjects if written is not None else ():
+        parts = [each.data async for each in jetstream.read_range(subjects.snapshot_stream, subject)]
+        try:
+            found.append(load(b"".join(parts), rehash=True))  # only its numbers matter, whatever its digests are
+        except BadSnapshot:  # an incomplete snapshot
+            continue
+    info = await info_of(jetstream, subjects.ledger_stream)
+    if info is None:
+        return found
+    ledger = Ledger(jetstream, subjects, 0)
+    state = State()
+    with contextlib.suppress(LedgerBroken):  # which may be why it is restored
+        if written is not None:
+            state = await recover(ledger, Snapshots(jetstream, subjects))
+        await ledger.follow(state)
+    last = await ledger.last_reign()
+    last.seq = info.last_seq
+    return [last, state, *found]
+
+
+async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
+    """Raise `BackupRefused` if a scheduler may lead the existing ledger, or if it has records and not `replace`."""
+    info = await info_of(jetstream, subjects.ledger_stream)
+    if info is not None and info.messages:
+        silent_s = await _silent_s(jetstream, subjects, info)
+        if silent_s < SILENT_S:
+            raise _refused(
+                f"a scheduler may lead the ledger {subjects.ledger_stream}: it was written to {silent_s:.0f} s ago",
+                f"stop every scheduler, then restore, {SILENT_S:.0f} s after the last message in the ledger",
+            )
+        if not replace:
+            raise _refused(
+                f"there is a ledger {subjects.ledger_stream} with {info.messages} records",
+                "back it up (moorage admin backup), then use --replace: the ledger is deleted",
+                found=f"records {info.first_seq} to {info.last_seq}",
+            )
+
+
+async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) -> float:
+    """Return the age of the newest message in seconds; infinite for a resignation, 0 if the message is deleted."""
+    state = State()
+    state.seq = info.last_seq
+    ledger = Ledger(jetstream, subjects, 0)
+    ledger.note_server_clock(info)
+    if await ledger.is_resigned(info.last_seq):
+        return float("inf")
+    return await ledger.silent_for(state)
+
+
+async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> tuple[int, list[str]]:
+    """Return the first sequence of a new shared request queue (0: make none), and the tenants' own streams to delete.
+
+    The cursors of the backup are sequences of the queue, so the queue must be the same one, or begin behind the
+    cursors. Tenants' streams that are other ones and empty are to be deleted: a scheduler makes them again behind the
+    cursors. Raises `BackupRefused` for another queue that holds messages.
+    """
+    through, stale, apart = 0, list[str](), False
+    for tenant, row in state.tenants.items():
+        cursor = max(row.submit_cursor, row.cancel_cursor)
+        own = await info_of(world, subjects.request_stream_of(tenant))
+        apart = apart or own is not None
+        if own is None:
+            through = max(through, cursor)
+        elif own.last_seq < cursor:
+            _check_empty(own, cursor)
+            stale.append(own.name)
+    info = await info_of(world, subjects.request_stream)
+    if info is not None and info.last_seq >= through:
+        return 0, stale
+    if info is not None:
+        _check_empty(info, through)
+    # if tenants have streams of their own, the scheduler makes the missing ones, and no shared stream
+    return 0 if apart else through + 1, stale
+
+
+def _check_empty(info: StreamInfo, through: int) -> None:
+    """Raise `BackupRefused` if this stream holds messages. The caller saw that the backup knows another one.
+
+    `through` is where the backup's cursors are, for the message.
+    """
+    if info.messages:
+        raise _refused(
+            f"the request queue {info.name} ends at {info.last_seq}, and the backup had read it to"
+            f" {through}: it is another queue, and the messages in it would be skipped",
+            "let the senders send those messages again, purge it (nats stream purge), and restore again",
+            found=f"{info.messages} messages",
+        )
+
+
+async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_seq: int, say: Say) -> None:
+    """Create an empty shared request queue that begins at `first_seq`; an existing one is deleted."""
+    if await info_of(world, subjects.request_stream) is not None:
+        await world.delete_stream(subjects.request_stream)
+
+    async def begins() -> int:
+        return first_seq
+
+    await QueueStreams(world, subjects, replicas).ensure(begins)
+    say(f"a new request queue begins at {first_seq}")
+
+
+async def _copy(world: JetStream, subjects: Subjects, tenants: Iterable[str], replicas: int, say: Say) -> None:
+    """Set the copies of the streams in the users' account to `replicas`: a scheduler checks that when it starts.
+
+    Streams that do not exist are left out.
+    """
+    own = [subjects.request_stream_of(tenant) for tenant in tenants]
+    for stream in (subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream):
+        info = await info_of(world, stream)
+        if info is not None and info.replicas != replicas:
+            await world.ensure_stream({"name": stream, "num_replicas": replicas}, frozenset({"num_replicas"}))
+            say(f"copies of {stream}: {replicas}, and not {info.replicas}")

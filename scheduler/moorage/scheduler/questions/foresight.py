@@ -1,0 +1,386 @@
+"""Answers why a job waits and when it starts: to `explain`, to submits, and to followers when that changes.
+
+This process finds the reason. A copy of it (`whatif.child`) finds when the job starts and what would start it now: one
+copy for all questions that arrived while none was running. A forecast is shared by the questions of `FORECAST_KEPT_MS`.
+Without a copy, the answer has the reason, and the start only if an earlier forecast has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.outputs.outputs import Message
+from moorage.scheduler.core.queries.waiting import explain_job, may_be_cured
+from moorage.scheduler.questions import question_queue
+from moorage.scheduler.questions.question_queue import RoundRobin, contained, overloaded
+from moorage.scheduler.whatif.child import FAILED, Children
+from moorage.scheduler.whatif.forecast import Forecast
+from moorage.scheduler.whatif.foreseen import Fixes, decode_foreseen, foresee
+from moorage.scheduler.whatif.future import waits, why_unknown
+from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
+from moorage.schemas.codec import encode
+from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.frames import Answer, Event
+from moorage.schemas.reasons import REASONS, Ends
+
+log = logging.getLogger("moorage.scheduler")
+
+FORECAST_KEPT_MS: Final = 2_000
+#: one part in this many of a CPU's time may go into forecasts that no client waits for
+FORECAST_SHARE: Final = 4
+#: how often followed waiting jobs are checked, and how many each time
+FOLLOW_S: Final = 2.0
+FOLLOWED_AT_ONCE: Final = 16
+FOLLOWED_MAX: Final = 256
+#: a job is no longer followed this long after the last question about it
+FOLLOWED_MS: Final = 60_000
+#: one part in this many of the leader's time may go into explanations in answers to submits
+SUBMIT_SHARE: Final = 100
+#: an estimate counts as changed if it is off by a fifth and by more than this
+CHANGED_MS: Final = 5_000
+
+
+class _Followed(NamedTuple):
+    """A job whose followers get changes, until ledger time `until_ms`. `gist` is what was sent last; () for nothing."""
+
+    until_ms: int
+    gist: tuple[Any, ...]
+    starts_at_ms: int  # ledger ms of the start that was sent; 0 for none
+
+
+class _Question(NamedTuple):
+    """A question about a waiting job; `told` is called with the fixes, or None if they are unknown."""
+
+    tenant: str
+    job: str
+    told: Callable[[Fixes | None], None]
+
+
+class Foresight:
+    """Answers `explain` and `plan`, and sends followers of waiting jobs what changed.
+
+    `now_ms` returns ledger time. `answer` sends an answer to `explain`, `plain` a frame; `send` sends messages. Without
+    `forks` no copy of this process is made: then there are no forecasts and fixes.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        now_ms: Callable[[], int],
+        answer: Callable[[Callable[[], Any], str, bool], None],
+        send: Callable[[list[Message]], None],
+        plain: Callable[[str, Any, bool], None],
+        *,
+        forks: bool,
+    ) -> None:
+        self._engine = engine
+        self._now_ms = now_ms
+        self._answer = answer
+        self._send = send
+        self._plain = plain
+        self.children = Children() if forks else None
+        self._forecast: Forecast | None = None
+        self._forecast_wanted = False
+        self._asked: RoundRobin[_Question] = RoundRobin()  # for the next copy
+        self._asking = False  # whether a copy is running, or starts with this turn of the loop
+        self._free_from_ms = 0  # ledger ms from which on fixes are searched that no client waits for
+        self._answering: set[asyncio.Task[None]] = set()
+        self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
+        self._submits_from_s = 0.0
+
+    # ------------------------------------------------------------------------------------------- asked
+
+    def explain(self, tenant: str, job: str, reply: str, json: bool) -> Problem | None:
+        """Answer at once, or, if the job waits, after a copy of this process was asked. The waiting job is followed.
+
+        Returns None, or a problem to answer with if too many questions wait.
+        """
+        found = self._engine.state.job(tenant, job)
+        if found is None or not waits(found):
+            self._answer_explain(tenant, job, reply, json, None)
+            return None
+        self._follow(tenant, job)
+        question = _Question(tenant, job, lambda fixes: self._answer_explain(tenant, job, reply, json, fixes))
+        return None if not reply or self._ask(question, found) else overloaded(tenant)
+
+    def _answer_explain(self, tenant: str, job: str, reply: str, json: bool, fixes: Fixes | None) -> None:
+        def explanation() -> Any:
+            data = self.explained(tenant, job, fixes)
+            self._note_explained((tenant, job), data)
+            return data
+
+        self._answer(explanation, reply, json)
+
+    def explained(self, tenant: str, job: str, fixes: Fixes | None = None) -> Any:
+        """Return the answer to `explain`; a problem for an unknown job.
+
+        It has the start in the last forecast if the reason ends by itself, and the fixes if they are for this reason.
+        """
+        data = explain_job(self._engine, tenant, job)
+        if isinstance(data, dict) and "reason" in data:
+            if REASONS[data["reason"]].ends is Ends.BY_ITSELF:
+                data |= self._start(tenant, job)
+            if fixes is not None and fixes.reason == data["reason"] and may_be_cured(data):
+                data["fixes"] = fixes.fixes
+        return data
+
+    def _start(self, tenant: str, job: str) -> dict[str, Any]:
+        known = self._forecast
+        if known is None:
+            return {}
+        start = known.starts.get(tenant, {}).get(job)
+        if start is None:
+            found = self._engine.state.job(tenant, job)
+            is_newer = found is not None and found.accepted_ms > known.time_ms  # the forecast does not contain it
+            return {} if is_newer else _unknown(known)
+        passed = max(0, self._now_ms() - known.time_ms)
+        band = {"p50_ms": max(0, start.p50_ms - passed)}
+        if start.p90_ms >= 0:
+            band["p90_ms"] = max(band["p50_ms"], start.p90_ms - passed)
+        return {"starts": {**band, "runs": start.runs}}
+
+    def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
+        """Return whether to make a forecast: there is none yet, or the last one is too old; never without copies.
+
+        `asked` says that a client waits for the answer. Then a forecast from before the job was accepted expires
+        earlier.
+        """
+        if self.children is None:
+            return False
+        known = self._forecast
+        if known is None:
+            return True
+        age_ms = self._now_ms() - known.time_ms
+        if asked and job.accepted_ms > known.time_ms:  # it does not contain jobs accepted since
+            return age_ms > max(FORECAST_KEPT_MS // 4, known.cpu_ms)
+        return age_ms > max(FORECAST_KEPT_MS, FORECAST_SHARE * known.cpu_ms)
+
+    # ------------------------------------------------------------------------- asked of a copy of this process
+
+    def _ask(self, question: _Question, job: Job) -> bool:
+        """Let the next copy answer a question, or answer without one if there are no copies; False if too many wait."""
+        if self.children is None:
+            question.told(None)
+            return True
+        if not self._asked.put(question.tenant, question):
+            return False
+        self._forecast_wanted |= self._wants_forecast(job)
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        """Start a copy in the next turn of the event loop, unless one is running or is about to start."""
+        if not self._asking:
+            self._asking = True
+            asyncio.get_running_loop().call_soon(self._make_copy)
+
+    def _make_copy(self) -> None:
+        """Pass all waiting questions to a copy; if none can be started, answer them without fixes."""
+        assert self.children is not None
+        engine, now_ms, forecasts = self._engine, self._now_ms(), self._forecast_wanted
+        asked, self._asked, self._forecast_wanted = self._asked, RoundRobin(), False
+        questions = [asked.take() for _ in range(asked.size)]
+        jobs = list(dict.fromkeys((question.tenant, question.job) for question in questions))
+
+        def answered(answer: bytes | None) -> None:
+            self._free_from_ms = self._now_ms() + FORECAST_SHARE * (self._now_ms() - now_ms)
+            self._answered(questions, answer)
+            if self._asked.size or self._forecast_wanted:
+                self._begin()
+
+        if not self.children.ask(lambda: foresee(engine, now_ms, jobs, forecasts=forecasts), answered):
+            self._answered(questions, None)
+
+    def _answered(self, questions: list[_Question], answer: bytes | None) -> None:
+        self._asking = False
+        fixes: dict[tuple[str, str], Fixes] = {}
+        try:
+            if answer:
+                found = decode_foreseen(answer)
+                self._forecast = found.forecast or self._forecast
+                fixes = {(row.tenant, row.job): row for row in found.fixes}
+        except msgspec.MsgspecError:
+            log.exception(
+                "the answer of a forecast process could not be read; requests are answered without a forecast"
+            )
+        if questions:
+            task = asyncio.get_running_loop().create_task(self._tell_all(questions, fixes))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _tell_all(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
+        """Answer all questions; there may be thousands, so other tasks of the event loop run in between."""
+        ends = time.monotonic() + question_queue.QUESTIONS_S
+        for question in questions:
+            question.told(fixes.get((question.tenant, question.job)))
+            if time.monotonic() >= ends:
+                await asyncio.sleep(0)
+                ends = time.monotonic() + question_queue.QUESTIONS_S
+
+    def plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Have a copy find what would happen, and answer on `reply` then.
+
+        Raises Refused for an invalid question, if this process makes no copies, and if no copy can take it now.
+        """
+        try:
+            question = msgspec.convert(arguments, PlanAsk)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise Refused(explain_decode_error(error, PlanAsk, plain=arguments)) from None
+        check_known(self._engine, question)
+        if self.children is None:
+            raise refuse("unknown-verb", "plan needs a scheduler that runs in a separate process", found="plan")
+        engine, now_ms = self._engine, self._now_ms()
+
+        def planned(answer: bytes | None) -> None:
+            found: Any = problem("overloaded", "the plan took too long", retry_after_s=1.0)
+            if answer == FAILED:
+                found = problem("internal", "moorage failed on this question")
+            elif answer is not None:
+                found = contained(lambda: _planned(answer))
+            self._plain(reply, found, json)
+
+        if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), planned):
+            why = "too many plans are under way, or the scheduler's machine has no room for another process"
+            raise refuse("overloaded", why, retry_after_s=1.0)
+
+    # --------------------------------------------------------------------------------------- at submit
+
+    def at_submit(self, job: Job) -> dict[str, Any] | None:
+        """Return why a job waits, for the answer to its submit. The job is followed if there is room.
+
+        None if explanations have used up their share of the leader's time, and on failure.
+        """
+        if len(self._followed) < FOLLOWED_MAX:
+            self._follow(job.tenant, job.name)
+        began_s = time.perf_counter()
+        if began_s < self._submits_from_s:
+            return None
+        data = self._unasked(job.tenant, job.name)
+        ended_s = time.perf_counter()
+        self._submits_from_s = ended_s + SUBMIT_SHARE * (ended_s - began_s)
+        if data is not None:
+            data.pop("state", None)  # the answer has a state of its own: that of the submit
+        return data
+
+    def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:
+        """Return an explanation that no client asked for; None for an unknown job.
+
+        None on failure, too: a defect here must not end the term.
+        """
+        try:
+            data = self.explained(tenant, job, fixes)
+        except Exception:
+            log.exception("the reason why job %s of tenant %s waits could not be computed", job, tenant)
+            return None
+        return data if isinstance(data, dict) else None
+
+    # ----------------------------------------------------------------------------------- when it changes
+
+    def _follow(self, tenant: str, job: str) -> None:
+        key = (tenant, job)
+        known = self._followed.pop(key, _Followed(0, (), 0))
+        if len(self._followed) >= FOLLOWED_MAX:
+            self._followed.popitem(last=False)
+        self._followed[key] = known._replace(until_ms=self._now_ms() + FOLLOWED_MS)
+
+    def _note_explained(self, key: tuple[str, str], data: Any) -> None:
+        """Remember the first explanation that the caller got, so that only differences from it are sent."""
+        followed = self._followed.get(key)
+        if followed is not None and not followed.gist and isinstance(data, dict) and "reason" in data:
+            self._followed[key] = followed._replace(gist=_gist(data), starts_at_ms=_starts_at_ms(data, self._now_ms()))
+
+    async def run(self) -> None:
+        """Send, forever, the followers of waiting jobs a message when the reason, position or estimate has changed."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            messages = self._news()
+            if messages:
+                self._send(messages)
+
+    def _news(self) -> list[Message]:
+        """Return the messages that can be sent now. Those with fixes follow once a copy has found them."""
+        state, now_ms, messages = self._engine.state, self._now_ms(), []
+        with_fixes = now_ms >= self._free_from_ms
+        for key in list(self._followed)[:FOLLOWED_AT_ONCE]:
+            followed = self._followed.pop(key)
+            job = state.job(*key)
+            if job is None or now_ms > followed.until_ms or not waits(job):
+                continue
+            if self._wants_forecast(job, asked=False):
+                self._forecast_wanted = True
+                self._begin()
+            data = self._unasked(*key)
+            if data is None:  # it is no longer followed
+                continue
+            gist, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
+            if followed.gist and (gist != followed.gist or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
+                if not (with_fixes and may_be_cured(data) and self._ask_for_news(job)):
+                    messages.append(self._told(job, data))
+            elif followed.gist:
+                starts_at_ms = followed.starts_at_ms
+            self._followed[key] = _Followed(followed.until_ms, gist, starts_at_ms)
+        return messages
+
+    def _ask_for_news(self, job: Job) -> bool:
+        """Send a job's news with its fixes once a copy has found them; return False if no copy can be asked now."""
+
+        def told(fixes: Fixes | None) -> None:
+            data = self._unasked(job.tenant, job.name, fixes)
+            if data is not None and "reason" in data:
+                self._send([self._told(job, data)])
+
+        return self.children is not None and self._ask(_Question(job.tenant, job.name, told), job)
+
+    def _told(self, job: Job, data: dict[str, Any]) -> Message:
+        event = Event(job.tenant, job.name, job.rev, job.state, self._engine.state.seq, waiting=data)
+        return self._engine.subjects.event(job.tenant, job.name), encode(event), ""
+
+    def close(self) -> None:
+        for task in self._answering:
+            task.cancel()
+        if self.children is not None:
+            self.children.close()
+
+
+def _planned(answer: bytes) -> Answer:
+    found = decode_planned(answer)
+    return Answer("plan", found.ledger, msgspec.to_builtins(found))
+
+
+def _unknown(known: Forecast) -> dict[str, Any]:
+    """Return why a forecast has no start for a job that it covers; empty if the forecast does not show why."""
+    why = why_unknown(known.unknown_runs, known.unknown_starts, cut=known.cut)
+    return {"starts_unknown": why} if why else {}
+
+
+def _gist(data: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the parts of an explanation whose change is news."""
+    return (data["reason"], data.get("position"), data.get("needs"), data.get("waiting_replicas"))
+
+
+def _starts_at_ms(data: dict[str, Any], now_ms: int) -> int:
+    """Return the ledger time of the median estimate of the start; 0 if unknown."""
+    in_ms: int | None = data.get("starts", {}).get("p50_ms")
+    return 0 if in_ms is None else now_ms + in_ms
+
+
+def _moved(before_ms: int, now_is_ms: int, now_ms: int) -> bool:
+    """Return whether the expected start differs much from the one sent before.
+
+    A run without known history is expected to continue for as long as it has lasted. So the start of a job behind it
+    moves all the time; it is sent when it is off by a fifth of the remaining time, not every few seconds.
+    """
+    if not before_ms or not now_is_ms:
+        return before_ms != now_is_ms
+    off = abs(now_is_ms - before_ms)
+    return off > CHANGED_MS and off * 5 > max(before_ms - now_ms, now_is_ms - now_ms)

@@ -1,0 +1,151 @@
+"""Relays questions for kept output: the leader finds the worker, asks it, and passes its page on, beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.queries.logs import Kept, find_in_story, find_log
+from moorage.scheduler.history.history_reader import HistoryReader
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.frames import Answer, LogPage, LogsAsked
+from moorage.schemas.names import JOB, is_job
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.scheduler")
+
+#: less than a client waits for one try
+RELAY_S: Final = 2.0
+#: questions to workers in progress at once: in all, and of one tenant
+RELAYS_MAX: Final = 64
+RELAYS_MAX_TENANT: Final = 16
+RETRY_AFTER_S: Final = 0.2
+
+_decode_page: Final[Decoder[LogPage | Problem]] = Decoder(LogPage | Problem)
+
+
+class LogRelay:
+    """The relay of one term. `ask` begins, `answer` sends the answer, `close` cancels what is in progress."""
+
+    def __init__(
+        self,
+        world: Connection,
+        subjects: Subjects,
+        engine: Engine,
+        history: HistoryReader,
+        answer: Callable[[str, bytes], None],
+    ) -> None:
+        self._world = world
+        self._history = history
+        self._subjects = subjects
+        self._engine = engine
+        self._answer = answer
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: Counter[str] = Counter()
+
+    def ask(self, tenant: str, asked: LogsAsked, reply: str, json: bool) -> None:
+        """Answer now, or ask the worker first. Uses the current state, which the caller has made sure is fresh."""
+        found = find_log(self._engine, tenant, asked)
+        if found is not None and not isinstance(found, Kept):
+            self._say(found, reply, json)
+        elif (trouble := self._trouble(tenant, found)) is not None:
+            self._say(trouble, reply, json)
+        else:
+            self._asking[tenant] += 1
+            task = asyncio.get_running_loop().create_task(self._begin(tenant, asked, found, reply, json))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _trouble(self, tenant: str, kept: Kept | None) -> Problem | None:
+        if kept is not None and not kept.worker.session:
+            return self._away(kept)
+        if len(self._tasks) >= RELAYS_MAX or self._asking[tenant] >= RELAYS_MAX_TENANT:
+            return problem(
+                "overloaded",
+                f"{len(self._tasks)} questions for output are under way, {self._asking[tenant]} of tenant {tenant}",
+                allowed=f"{RELAYS_MAX} in all, {RELAYS_MAX_TENANT} of a tenant",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return None
+
+    async def _begin(self, tenant: str, asked: LogsAsked, kept: Kept | None, reply: str, json: bool) -> None:
+        """Ask the worker; a job that left memory is looked up in the history first."""
+        try:
+            found: Kept | LogPage | Problem
+            if kept is not None:
+                found = kept
+            else:
+                story = await self._history.story(tenant, asked.job)
+                found = story if isinstance(story, Problem) else find_in_story(self._engine, tenant, asked, *story)
+            if isinstance(found, Kept):
+                found = self._away(found) if not found.worker.session else await self._relay(found)
+            self._say(found, reply, json)
+        except Exception:  # a defect of moorage must not leave a caller without an answer
+            log.exception("the output of job %s could not be found", asked.job)
+            self._say(problem("internal", "moorage failed on this question", job=asked.job), reply, json)
+        finally:
+            self._asking[tenant] -= 1
+            if not self._asking[tenant]:
+                del self._asking[tenant]
+
+    async def _relay(self, kept: Kept) -> LogPage | Problem:
+        try:
+            subject = self._subjects.worker(kept.worker.id, "logs")
+            answer = await self._world.request(subject, encode(kept.ask, json=kept.worker.in_json), RELAY_S)
+            page = _decode_page(answer.data)
+        except (BusError, Refused) as error:
+            log.info("worker %s gave no page of output: %s", kept.worker.id, error)
+            return self._away(kept)
+        if isinstance(page, LogPage):
+            return msgspec.structs.replace(page, worker=kept.worker.id, replica=kept.ask.replica)
+        return self._away(kept) if page.code == "session-over" else page
+
+    def _away(self, kept: Kept) -> Problem:
+        """Return the problem that the worker with the output does not answer: which worker, and since when."""
+        worker, state = kept.worker, self._engine.state
+        if worker.session:
+            since = "does not answer now"
+        elif worker.left_ms:
+            since = f"was lost {max(state.time_ms - worker.left_ms, 0) // 1000} s ago"
+        else:
+            since = "was lost before this scheduler began to lead"
+        ask = kept.ask
+        return problem(
+            "worker-lost",
+            f"attempt {ask.attempt} of replica {ask.replica} of job {ask.job} ran on {worker.id}, which {since}",
+            found=worker.id,
+            job=ask.job,
+            next="moorage fleet shows it; ask again when it is back",
+        )
+
+    def _say(self, found: LogPage | Problem, reply: str, json: bool) -> None:
+        frame: Any = Answer("logs", self._engine.state.seq, found) if isinstance(found, LogPage) else found
+        self._answer(reply, encode(frame, json=json))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def logs_asked(arguments: dict[str, Any]) -> LogsAsked:
+    """Return the checked arguments of the verb `logs`. Raises `Refused`, naming the field."""
+    try:
+        asked = msgspec.convert(arguments, LogsAsked)
+    except msgspec.ValidationError as error:
+        raise Refused(explain_decode_error(error, LogsAsked, "moorage logs --help")) from None
+    if not is_job(asked.job):
+        raise Refused(
+            problem("invalid-argument", "logs needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)
+        )
+    return asked

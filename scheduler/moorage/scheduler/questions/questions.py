@@ -1,0 +1,225 @@
+"""Routes questions of tenants and operators, and operators' orders, by verb.
+
+Questions are answered from memory, the history stream, a worker or a copy of this process: at once while no other
+scheduler can have taken over yet, else after the next acknowledged record, which proves that this one still leads.
+Orders go to the core, for the next record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from moorage.bus.connection import Connection
+from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Ask, Order
+from moorage.scheduler.core.outputs.outputs import Message
+from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries.usage import usage
+from moorage.scheduler.durable.dead_letters import DeadLetters
+from moorage.scheduler.history.history_reader import HistoryReader, check_page
+from moorage.scheduler.leader.inspection import Inspection, device_drift
+from moorage.scheduler.leader.standing import Standings
+from moorage.scheduler.questions.foresight import Foresight
+from moorage.scheduler.questions.logs import LogRelay, logs_asked
+from moorage.scheduler.questions.question_queue import contained
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Answer, Looked
+from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
+from moorage.schemas.subjects import Subjects
+
+
+class Leader(Protocol):
+    """What answering questions needs of the term."""
+
+    @property
+    def engine(self) -> Engine:
+        """The core of this term."""
+
+    def is_fresh(self) -> bool:
+        """Return whether the last acknowledged append is so recent that no other scheduler can lead yet."""
+
+    def mono_ms(self) -> int:
+        """Return this process's monotonic time in ms."""
+
+    def time_ms(self) -> int:
+        """Return the ledger time now."""
+
+    def answer_now(self, reply: str, payload: bytes) -> None:
+        """Send an answer that needs no record, at once."""
+
+    def say(self, messages: list[Message]) -> None:
+        """Send messages soon, without waiting until they are sent."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the answer to `fleet` contains in addition to the fleet."""
+
+
+class Questions:
+    """Tenants' verbs (`read`) and operators' verbs (`admin`). The term runs `inspection` and `foresight` as tasks."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        world: Connection,
+        jetstream: JetStream,
+        subjects: Subjects,
+        standings: Standings,
+        letters: DeadLetters,
+        *,
+        forks: bool,
+    ) -> None:
+        self._leader = leader
+        self._engine = engine = leader.engine
+        self._standings = standings
+        self._letters = letters
+        self._history = HistoryReader(jetstream, subjects, engine, self._answer_read)
+        self._relay = LogRelay(world, subjects, engine, self._history, leader.answer_now)
+        self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
+        self.foresight = Foresight(
+            engine, leader.time_ms, partial(self._ask, "explain"), leader.say, self._answer_plain, forks=forks
+        )
+
+    async def close(self) -> None:
+        """Cancel the questions in progress; they get no answer."""
+        self.foresight.close()
+        await self._relay.close()
+        await self._history.close()
+
+    def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Answer a tenant's question, now or later. Raises `Refused` for an invalid question."""
+        engine = self._engine
+        if verb == "logs":
+            self._logs(tenant, arguments, reply, json)
+            return
+        if verb == "plan":
+            # only while this scheduler surely leads: a former leader would plan with an old state
+            self._ask(verb, partial(self.foresight.plan, tenant, arguments, reply, json), reply, json)
+            return
+        if verb == "ls":
+            self._ask(verb, partial(views.ls, engine, tenant, arguments), reply, json)
+        elif verb == "usage":
+            self._ask(verb, partial(usage, engine, tenant, arguments), reply, json)
+        elif verb in ("show", "explain", "history"):
+            self._about_a_job(tenant, verb, arguments, reply, json)
+        else:
+            raise refuse(
+                "unknown-verb",
+                f"{verb} is not served by this release",
+                found=verb,
+                allowed="show, ls, explain, plan, history, logs, usage",
+            )
+
+    def _about_a_job(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        job = arguments.get("job")
+        if not isinstance(job, str):
+            raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
+        answer: Callable[[], Any]
+        if verb == "show":
+            follow = arguments.get("events") != "tenant"
+            answer = partial(self._history.show, tenant, job, reply, json, follow=follow)
+        elif verb == "history":
+            check_page(arguments)
+            answer = partial(self._history.history, tenant, arguments, reply, json)
+        else:
+            answer = partial(self.foresight.explain, tenant, job, reply, json)
+        if self._engine.state.job(tenant, job) is None:
+            # "unknown job" may only be answered after a record that was acknowledged after the question arrived
+            self._ask_behind_a_record(verb, answer, reply, json)
+        else:
+            self._ask(verb, answer, reply, json)
+
+    def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Let the relay answer, at once or behind a record; nothing happens without a reply subject.
+
+        Raises `Refused` for invalid arguments.
+        """
+        asked = logs_asked(arguments)
+        if not reply:
+            return
+        begin = partial(self._relay.ask, tenant, asked, reply, json)  # the relay sends the answer itself
+        if self._leader.is_fresh() and self._engine.state.job(tenant, asked.job) is not None:
+            begin()
+        else:
+            self._ask_behind_a_record("logs", begin, reply, json)
+
+    def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        if self._leader.is_fresh():
+            self._answer_read(verb, contained(answer), reply, json)
+        else:
+            self._ask_behind_a_record(verb, answer, reply, json)
+
+    def _ask_behind_a_record(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        """Offer a question to the core, to be answered with the next record.
+
+        Questions are offered only here, with exceptions contained: one in the answer would end the term.
+        """
+        self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
+
+    def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
+        if reply:
+            self._leader.answer_now(reply, encode(frame, json=json))
+
+    def _answer_read(self, verb: str, data: Any, reply: str, json: bool) -> None:
+        if data is not None and reply:
+            self._leader.answer_now(reply, encode(self._framed(verb, data), json=json))
+
+    def _framed(self, verb: str, data: Any) -> Any:
+        return Answer(verb, self._engine.state.seq, data) if isinstance(data, dict) else data
+
+    def admin(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Answer an operator's question, or offer the order to the core. Raises `Refused` for an invalid one.
+
+        `operator` is the name in the subject.
+        """
+        if verb == "fleet":
+            self._fleet(arguments, reply, json)
+        elif verb == "audit":
+            self._audit(reply, json)
+        elif verb == "dlq":
+            self._letters.ask(operator, arguments, self._leader.answer_now, reply, json)
+        elif verb == "tenants":
+            self._ask(verb, lambda: views.tenants(self._engine), reply, json)
+        elif verb == "usage":
+            self._ask(verb, partial(usage, self._engine, None, arguments), reply, json)
+        elif verb in ACTS:
+            self._engine.offer(self._order(operator, verb, arguments, reply, json))
+        else:
+            allowed = ", ".join(("fleet", "audit", "dlq", "tenants", "usage", *ACTS))
+            raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
+
+    def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        more, after, only = self._leader.figures(), arguments.get("after", ""), arguments.get("worker", "")
+        for field, name in (("after", after), ("worker", only)):
+            if not isinstance(name, str):
+                raise refuse(
+                    "invalid-argument", f"{field} must be a string, the id of a worker", field=f"$.{field}", found=name
+                )
+        self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after, only) | more, reply, json)
+
+    def _order(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
+        act, announced = act_of(verb, arguments), None
+        if isinstance(act, FeatureLevelAct):
+            announced = {said.scheduler: said.level for said in self._standings.lately()}
+        return Order(verb, act, reply, json, announced, operator)
+
+    def _to_inspect(self) -> set[str]:
+        """Return the workers that can be asked to inspect their devices."""
+        return {host.worker.id for host in self._engine.fleet.hosts.values() if host.heard and host.worker.session}
+
+    def _audit(self, reply: str, json: bool) -> None:
+        """Compare the ledger with the workers' last renewals; workers compare their devices with their leases."""
+
+        def told(answers: dict[str, Looked], silent: list[str]) -> None:
+            def answer() -> dict[str, Any]:
+                data = views.audit(self._engine)
+                data["drift"] += device_drift(answers)
+                left_out = sum(frame.more for frame in answers.values())
+                return {**data, "looked": len(answers), "not_looked": silent, "left_out": left_out}
+
+            self._ask("audit", answer, reply, json)
+
+        self.inspection.ask(told)

@@ -1,0 +1,210 @@
+"""A trace on a simulated fleet: hosts join, jobs arrive, and members run as long as the trace says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import FromWorker, Order, Submit
+from moorage.scheduler.core.ledger.acts import Epoch
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.records import FORMAT
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.whatif.play import Held, Play
+from moorage.schemas.frames import Hello, Join
+from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.subjects import Subjects
+from moorage.testing.simulate.trace import SimHost, TraceJob
+
+#: ledger time at which a simulation begins
+BEGIN_MS: Final = 1_000_000
+#: workers that join in one record, since a hello takes some KiB of it
+JOINS_MAX: Final = 64
+#: ended jobs in memory, and rows of finished ones: `World.runs` has all results
+ENDED_MAX: Final = 1_000
+FINISHED_MAX: Final = 100_000
+#: jobs that never started whose reason is reported
+NEVER_NAMED_MAX: Final = 5
+_LEADER: Final = 1
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Run(msgspec.Struct, gc=False):
+    """The result of one job of the trace; times in ms from the trace's beginning, -1 for what did not happen.
+
+    `state` is QUEUED until the job ends. `attempts` is the most of any replica.
+    """
+
+    job: TraceJob
+    started_ms: int = -1  # when its first replica first ran
+    ended_ms: int = -1
+    state: str = "QUEUED"
+    attempts: int = 0
+
+
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """The fleet after one moment: GPUs leased in thousandths (a share is its part), and jobs that have not run yet."""
+
+    at_ms: int
+    leased_milli: int
+    waiting: int
+
+
+class World(Play):
+    """Plays a trace. `jobs` are in order of arrival, `orders` are operators' orders before the first arrival.
+
+    `on_moment` is called after every `step`.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[SimHost],
+        jobs: Sequence[TraceJob],
+        config: Config,
+        on_moment: Callable[[Moment], None] | None = None,
+        orders: Sequence[Order] = (),
+    ) -> None:
+        config = msgspec.structs.replace(
+            config, ended_max=min(config.ended_max, ENDED_MAX), finished_rows=min(config.finished_rows, FINISHED_MAX)
+        )
+        state = State()
+        epoch = Record(FORMAT, 1, _LEADER, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)])
+        fold(state, epoch, 1)
+        super().__init__(Engine(state, config, Subjects(), _LEADER, 0), BEGIN_MS)
+        self.jobs = jobs
+        self.runs = {(job.tenant, _name(job)): Run(job) for job in jobs}
+        self.gpus = sum(len(host.devices) for host in hosts)
+        self.decided = 0
+        self.ended = 0
+        self._on_moment = on_moment
+        self._leased_milli = 0
+        self._waiting = 0
+        self._next = 0
+        self._join(hosts)
+        for order in orders:
+            self.engine.offer(order)
+        self.settle()
+
+    @property
+    def now_ms(self) -> int:
+        """The time since the trace's beginning, in ms."""
+        return self.time_ms - BEGIN_MS
+
+    def _join(self, hosts: Sequence[SimHost]) -> None:
+        for at in range(0, len(hosts), JOINS_MAX):
+            for number, host in enumerate(hosts[at : at + JOINS_MAX], at):
+                frame = Join(f"machine-{host.name}", "boot", 1, hello_of(host))
+                self.engine.offer(FromWorker(host.name, frame, "", False, f"{number + 1:032x}"))
+            self.record()
+
+    def step(self) -> bool:
+        """Go on to the next event; return False if nothing more will happen."""
+        at = self.next_ms()
+        if at is None:
+            return False
+        while self._next < len(self.jobs) and BEGIN_MS + self.jobs[self._next].at_ms <= at:
+            self._submit(self.jobs[self._next])
+            self._next += 1
+        self.go_to(at)
+        self.settle()
+        if self._on_moment is not None:
+            self._on_moment(Moment(self.now_ms, self._leased_milli, self._waiting))
+        return True
+
+    def next_ms(self) -> int | None:
+        at = super().next_ms()
+        if self._next < len(self.jobs):
+            comes = BEGIN_MS + self.jobs[self._next].at_ms
+            at = comes if at is None else min(at, comes)
+        if at is None:
+            return None  # the jobs that still wait can never start
+        return int(min(at, self.next_pass_ms()))
+
+    def _submit(self, job: TraceJob) -> None:
+        body = _encode(job.request)
+        _, request, shape = self.engine.read(body)
+        self.engine.offer(Submit(job.tenant, _name(job), body, request, shape))
+        self._waiting += 1
+
+    # ------------------------------------------------------------------------------------- what the trace says
+
+    def runs_ms(self, held: Held) -> int:
+        job = self.runs[held.name[:2]].job
+        limit_s = job.request.workload.timeout_s
+        return job.runs_ms if limit_s is None else min(job.runs_ms, int(limit_s * 1000))
+
+    def ends(self, held: Held) -> tuple[int, str]:
+        job = self.runs[held.name[:2]].job
+        limit_s = job.request.workload.timeout_s
+        return (-15, "timeout") if limit_s is not None and job.runs_ms > limit_s * 1000 else (0, "exit")
+
+    def on_placed(self, held: Held) -> None:
+        self.decided += 1
+        self._leased_milli += self._milli(held)
+
+    def on_started(self, held: Held) -> None:
+        run = self.runs[held.name[:2]]
+        run.attempts = max(run.attempts, held.attempt)
+        if run.started_ms < 0:
+            run.started_ms = self.now_ms
+            self._waiting -= 1
+
+    def on_left(self, held: Held) -> None:
+        self._leased_milli -= self._milli(held)
+
+    def on_outputs(self, out: Outputs) -> None:
+        for job in out.ended:
+            run = self.runs[(job.tenant, job.name)]
+            run.state, run.ended_ms = job.state, self.now_ms
+            self.ended += 1
+            if run.started_ms < 0:
+                self._waiting -= 1
+
+    def never(self) -> dict[str, str]:
+        """Return a few jobs that never started, as tenant/job, and why not, as of now."""
+        found: dict[str, str] = {}
+        for (tenant, name), run in self.runs.items():
+            if run.started_ms >= 0 or len(found) >= NEVER_NAMED_MAX:
+                continue
+            told = explain_job(self.engine, tenant, name)
+            if not isinstance(told, dict):  # the clock was stopped before it arrived
+                continue
+            asks = f" (it asks for {told['asks']})" if "asks" in told else ""
+            why = f"{told['reason']}: {told['means']}" if "reason" in told else str(told.get("why", ""))
+            found[f"{tenant}/{name}"] = f"{why or told['state']}{asks}"
+        return found
+
+    def _milli(self, held: Held) -> int:
+        """Return what a member leases, in thousandths of a GPU; a share without a compute cap counts as a whole GPU."""
+        spec = self.runs[held.name[:2]].job.request.effective_gpu
+        percent = spec.share.compute_percent if spec is not None and spec.share is not None else 100
+        return len(held.slots) * percent * 10
+
+
+def _name(job: TraceJob) -> str:
+    name = job.request.job
+    assert name is not None, "a trace names its jobs"
+    return name
+
+
+def hello_of(host: SimHost) -> Hello:
+    """Return the hello that a worker on this host would send."""
+    return Hello(
+        host.name,
+        "boot",
+        drivers=["docker", "handler", "noop", "process"],
+        modes=["exclusive", "mps", "time-slice"],
+        sharers_max=dict(SHARERS_MAX),
+        cpu_milli=host.cpu_milli,
+        memory_mib=host.memory_mib,
+        gpu_pool=list(host.devices),
+        simulated=True,
+    )

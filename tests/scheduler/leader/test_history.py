@@ -1,0 +1,580 @@
+"""What became of jobs: written beside the loop, out of memory only once acknowledged, read back without gap or double.
+
+The engine and its folding are driven record by record; the writer and the reader run over the simulated JetStream in
+virtual time. `tests/live/test_history_live.py` has the same on a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus.jetstream import Ack, JetStream
+from moorage.bus.transport import Delivery
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
+from moorage.scheduler.core.lifecycle.retention import ENDED_SPARE
+from moorage.scheduler.core.outputs import story
+from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.scheduler.history.history import QUEUE_SPARE, History
+from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader
+from moorage.scheduler.questions.logs import LogRelay
+from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import HistoryFrame, LogsAsked
+from moorage.schemas.frames.history import Story
+from moorage.testing.bus.bus import SimulatedBus
+from moorage.testing.bus.clock import SimulatedClock
+from tests.scheduler.driving import SUBJECTS, Driving
+from tests.waiting import until
+
+SUBJECT = SUBJECTS.history("t")
+
+
+class Writing(Driving):
+    """A leader with its history: nothing counts as kept before the stream says so."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.bus = SimulatedBus()
+        self.link = self.bus.connect("scheduler")
+        self.js = JetStream(self.link)
+        self.history: History | None = None
+        self.writer: asyncio.Task[None] | None = None
+        self.answered: dict[str, Any] = {}
+        self.questions = 0
+        super().__init__(config or Config(ended_max=0))
+        self.keeps_history = False
+
+    def lead(self) -> None:
+        super().lead()
+        if self.writer is not None:
+            self.writer.cancel()
+        self.history = History(self.js, SUBJECTS, self.engine, 1, lambda: None)
+        self.reader = HistoryReader(self.js, SUBJECTS, self.engine, self._on_answer)
+        self.writer = asyncio.get_running_loop().create_task(self.history.run())
+
+    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
+        out = super().tick(ms, obey=obey)
+        if self.history is not None:
+            self.history.take(out)
+        return out
+
+    async def written(self, seconds: float = 1.0) -> None:
+        """The writer has had its time; what it has to say is in a record."""
+        await asyncio.sleep(seconds)
+        self.tick()
+        self.tick()
+
+    def _on_answer(self, verb: str, data: Any, reply: str, json: bool) -> None:
+        self.answered[reply] = data
+
+    async def asked(self, verb: str, job: str, tenant: str = "t", **arguments: Any) -> Any:
+        """What a caller is answered, as plain data; a `Problem` as it is."""
+        self.questions += 1
+        reply = f"q{self.questions}"
+        if verb == "show":
+            data = self.reader.show(tenant, job, reply, True)
+        else:
+            data = self.reader.history(tenant, {"job": job, **arguments}, reply, True)
+        if data is None:
+            await until(lambda: reply in self.answered, 60, f"an answer to {verb} {job}")
+            data = self.answered[reply]
+        return data
+
+    async def pages(self, job: str, limit: int = 1000, after: int = 0) -> list[dict[str, Any]]:
+        """All of a job's transitions, page by page; nothing is missing and nothing comes twice."""
+        changes: list[dict[str, Any]] = []
+        while True:
+            page = await self.asked("history", job, after_rev=after, limit=limit)
+            assert not isinstance(page, Problem), page
+            assert page["complete"], page
+            assert len(page["changes"]) <= limit
+            changes += page["changes"]
+            if not page["more"]:
+                return changes
+            after = changes[-1]["rev"]
+
+    def frames(self) -> list[HistoryFrame]:
+        stream = self.bus.streams()[SUBJECTS.history_stream]
+        return [_decode(message.data) for message in stream.read(1, SUBJECT)]
+
+    async def end(self) -> None:
+        assert self.writer is not None
+        self.writer.cancel()
+        await self.reader.close()
+
+
+_decode: Decoder[HistoryFrame] = Decoder(HistoryFrame)
+
+
+def scene(
+    config: Config | None = None,
+) -> Callable[[Callable[[Writing], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    def wrap(play: Callable[[Writing], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        async def run() -> None:
+            drive = Writing(config)
+            try:
+                await play(drive)
+            finally:
+                await drive.end()
+
+        def test() -> None:
+            SimulatedClock().run(run())
+
+        test.__name__, test.__doc__ = play.__name__, play.__doc__
+        return test
+
+    return wrap
+
+
+def refused_often(drive: Writing, job: str, times: int) -> None:
+    """The worker refuses the job again and again: two transitions each."""
+    for _ in range(times):
+        while drive.states(job) != ["PLACED"]:
+            drive.now += 10_000
+            drive.renew()
+        drive.fact("refused", job, detail="no")
+
+
+def told(drive: Writing, job: str) -> list[dict[str, Any]]:
+    """What was said of a job in events."""
+    return [change for event in drive.events if event["job"] == job for change in event["changes"]]
+
+
+# -------------------------------------------------------------------------------------------------------- writing
+
+
+@scene()
+async def test_a_job_leaves_memory_once_its_history_is_acknowledged(drive: Writing) -> None:
+    drive.worker("w0", 2)
+    for name in ("a", "b"):
+        drive.submit(name, gpu={})
+    drive.settle()
+    drive.run_out("w0", 3)
+    drive.cancel("c")
+    drive.submit("c")
+    for _ in range(3):
+        drive.tick()
+    assert len(drive.state.jobs) == 3, "none is compacted before its history stands"
+    before = {name: msgspec.json.encode(await drive.pages(name)) for name in ("a", "b", "c")}
+    await drive.written()
+    assert len(drive.state.jobs) == 0
+    assert len(drive.state.finished) == 3
+    for name, changes in before.items():
+        assert msgspec.json.encode(await drive.pages(name)) == changes
+        assert msgspec.json.encode(await drive.pages(name, limit=1)) == changes
+    (frame,) = drive.frames()
+    assert [story.job for story in frame.jobs] == ["c", "a", "b"] or len(frame.jobs) == 3
+    assert all(story.over for story in frame.jobs)
+
+
+@scene()
+async def test_show_of_a_job_long_over_is_whole(drive: Writing) -> None:
+    drive.worker("w0", 2)
+    drive.submit("a", gpu={}, priority=7, run={"driver": "noop", "argv": ["x", "y"]})
+    drive.settle()
+    drive.run_out("w0", 3)
+    shown = await drive.asked("show", "a")
+    await drive.written()
+    later = await drive.asked("show", "a")
+    assert later["compacted"]
+    for field in ("job", "tenant", "state", "rev", "gpu", "priority", "attempt", "worker", "code", "why", "request"):
+        assert later[field] == shown[field], field
+    assert later["changes"] == shown["changes"]
+    assert (later["state"], later["code"], later["worker"]) == ("FAILED", 3, "w0")
+    assert later["ended_ms"] == shown["changes"][-1]["time_ms"]
+    assert later["kept_until_ms"] > later["ended_ms"] // 1000
+
+
+@scene()
+async def test_a_new_leader_writes_again_and_the_reader_tells_each_once(drive: Writing) -> None:
+    drive.submit("a")
+    drive.cancel("a")
+    assert drive.history is not None
+    await asyncio.sleep(1)  # written, but no record says so
+    drive.lead()
+    drive.submit("b")
+    drive.cancel("b")
+    await drive.written()
+    assert [[story.job for story in frame.jobs] for frame in drive.frames()] == [["a"], ["a", "b"]]
+    assert len(drive.state.jobs) == 0
+    assert [change["rev"] for change in await drive.pages("a")] == [1, 2]
+
+
+@scene(Config(ended_max=10))
+async def test_a_stream_that_takes_nothing_stops_nobody(drive: Writing) -> None:
+    drive.checks = False
+    drive.link.lose()
+    for number in range(10 + 2 * ENDED_SPARE):
+        drive.offer_submit(f"j{number}")
+        drive.offer_cancel(f"j{number}")
+        if number % 200 == 0:
+            drive.tick()
+            await asyncio.sleep(1)
+    for _ in range(10):
+        drive.tick()
+    assert len(drive.state.ended) == 10 + ENDED_SPARE
+    assert drive.engine.retention.dropped == ENDED_SPARE
+    assert drive.history is not None
+    drive.submit("last")
+    drive.cancel("last")
+    assert drive.history.waiting <= 10 + ENDED_SPARE + 2, "what left memory waits no longer"
+    answer = await drive.asked("history", "j0")
+    assert (answer.code, answer.job) == ("history-gone", "j0")
+    assert (await drive.asked("show", "j0"))["state"] == "CANCELLED"
+    drive.link.restore()
+    await drive.written(60)
+    for _ in range(5):
+        drive.tick()
+    assert len(drive.state.ended) == 10
+    assert drive.history.figures()["dropped"] == ENDED_SPARE
+    assert [change["state"] for change in await drive.pages("last")] == ["ACCEPTED", "CANCELLED"]
+    assert drive.history.figures()["waiting"] == 0
+
+
+@scene(Config(ended_max=0))
+async def test_what_left_memory_waits_no_longer_though_a_long_story_waits_before_it(drive: Writing) -> None:
+    drive.checks = False
+    drive.link.lose()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("long", gpu={})
+    refused_often(drive, "long", 100)
+    assert drive.history is not None
+    assert drive.history.waiting == 1, "it is not over, and is written in parts"
+    for number in range(3 * QUEUE_SPARE + 2 * ENDED_SPARE):
+        drive.offer_submit(f"j{number}")
+        drive.offer_cancel(f"j{number}")
+        if number % 200 == 0:
+            drive.tick()
+            await asyncio.sleep(1)
+    assert len(drive.state.jobs) <= ENDED_SPARE + 512
+    assert drive.history.waiting <= 2 * len(drive.state.jobs) + QUEUE_SPARE + 512
+
+
+@scene()
+async def test_a_stream_that_was_deleted_is_made_again(drive: Writing) -> None:
+    await asyncio.sleep(1)
+    await drive.js.delete_stream(SUBJECTS.history_stream)
+    drive.submit("a")
+    drive.cancel("a")
+    await drive.written(10)
+    assert [change["rev"] for change in await drive.pages("a")] == [1, 2]
+
+
+@scene()
+async def test_at_most_four_frames_a_second_a_tenant(drive: Writing) -> None:
+    for number in range(100):
+        for tenant in ("t", "u"):
+            drive.submit(f"j{number}", tenant=tenant)
+            drive.cancel(f"j{number}", tenant=tenant)
+        await asyncio.sleep(0.02)
+    await drive.written()
+    for tenant in ("t", "u"):
+        stream = drive.bus.streams()[SUBJECTS.history_stream]
+        frames = [_decode(message.data) for message in stream.read(1, SUBJECTS.history(tenant))]
+        assert 2 <= len(frames) <= 9
+        assert sum(len(frame.jobs) for frame in frames) == 100
+
+
+@pytest.mark.slow
+@scene(Config(ended_max=50_000))
+async def test_a_flood_is_written_without_its_requests_in_frames_that_pass(drive: Writing) -> None:
+    drive.checks = False
+    for number in range(6_000):
+        drive.offer_submit(f"j{number}", labels={"a": "x" * 60, "b": "y" * 60})
+    while drive.engine.waiting:
+        drive.tick()
+    for number in range(6_000):
+        drive.offer_cancel(f"j{number}", why=f"{number} " + "é\x01" * 90)
+    while drive.engine.waiting:
+        drive.tick()
+    await drive.written(5)
+    frames = drive.frames()
+    assert len(frames) > 2
+    stream = drive.bus.streams()[SUBJECTS.history_stream]
+    assert all(len(message.data) <= FRAME_BYTES_MAX for message in stream.read(1))
+    assert sorted(story.job for frame in frames for story in frame.jobs) == sorted(f"j{n}" for n in range(6_000))
+    assert all(story.request is None for story in frames[0].jobs)
+    assert any(story.request is not None for story in frames[-1].jobs)
+
+
+@scene(Config(ended_max=50_000))
+async def test_stories_that_are_packed_together_are_each_told_once_and_whole(drive: Writing) -> None:
+    """Of hundreds of plain runs, with others among them, in frames that have no room for all."""
+    drive.checks = False
+    drive.worker("w0", 8)
+    names = [f"j{number}" for number in range(304)]
+    for at in range(0, 304, 8):
+        for name in names[at : at + 8]:
+            drive.submit(name, gpu={}, labels={"a": "x" * 40})
+        if at % 24 == 0:
+            drive.submit(f"more{at}", gpu={})  # no room: it never runs
+            drive.cancel(f"more{at}")
+            names.append(f"more{at}")
+        drive.settle()
+        drive.run_out("w0", at % 3)
+    before = {name: told(drive, name) for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(story, "PACKED_BYTES_MAX", 12_000)
+        await drive.written(60)
+    frames = drive.frames()
+    assert len(frames) > 3
+    stream = drive.bus.streams()[SUBJECTS.history_stream]
+    assert all(len(message.data) < 13_000 for message in stream.read(1))
+    kept = [each.job for frame in frames for each in frame.jobs]
+    assert sorted(kept) == sorted(names)
+    for name in names:
+        assert [change["rev"] for change in await drive.pages(name)] == [change["rev"] for change in before[name]]
+
+
+# ----------------------------------------------------------------------------------------------------- long stories
+
+
+@scene()
+async def test_a_long_story_is_kept_in_parts_and_read_without_gap_or_double(drive: Writing) -> None:
+    drive.worker("w0", 1, auto=False)
+    drive.submit("a", gpu={})
+    for _ in range(20):
+        refused_often(drive, "a", 15)
+        await drive.written()
+        assert len(drive.job("a").story) < STORY_PART + STORY_PART_REPLICA
+    job = drive.job("a")
+    assert len(job.parts) >= 4
+    assert len(job.story) >= STORY_KEPT
+    expected = told(drive, "a")
+    assert [change["rev"] for change in expected] == list(range(1, job.rev + 1))
+    for limit in (1000, 64, 7):
+        assert await drive.pages("a", limit) == expected
+    assert await drive.pages("a", after=job.rev - 3) == expected[-3:]
+
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    assert await drive.pages("a") == told(drive, "a")
+    refused_often(drive, "a", 15)
+    drive.cancel("a")
+    assert drive.states("a") == ["CANCELLED"]
+    await drive.written()
+    assert not drive.state.jobs
+    for limit in (1000, 64):
+        assert await drive.pages("a", limit) == told(drive, "a")
+    shown = await drive.asked("show", "a")
+    assert shown["changes"] == told(drive, "a")[-len(shown["changes"]) :]
+
+
+@scene()
+async def test_a_long_story_that_cannot_be_written_is_bounded_and_says_that_it_is_not_complete(
+    drive: Writing,
+) -> None:
+    drive.link.lose()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("a", gpu={})
+    refused_often(drive, "a", 400)
+    assert len(drive.job("a").story) <= STORY_MAX + STORY_MAX_REPLICA
+    page = await drive.asked("history", "a")
+    assert not page["complete"]
+    assert page["changes"][0]["rev"] == 1
+    assert page["changes"][-1]["rev"] == page["rev"] == drive.job("a").rev
+    assert drive.history is not None
+    assert drive.history.figures()["dropped"] == page["rev"] - len(page["changes"])
+
+
+@scene()
+async def test_a_story_that_grows_fast_is_whole_while_the_stream_takes_it(drive: Writing) -> None:
+    drive.worker("w0", 1, auto=False)
+    drive.submit("a", gpu={})
+    for _ in range(150):
+        refused_often(drive, "a", 1)
+        await asyncio.sleep(0.002)
+    drive.cancel("a")
+    await drive.written()
+    assert not drive.state.jobs
+    changes = await drive.pages("a")
+    assert [change["rev"] for change in changes] == list(range(1, changes[-1]["rev"] + 1))
+    assert len(changes) > 2 * (STORY_MAX + STORY_MAX_REPLICA)
+    assert drive.history is not None
+    assert drive.history.figures()["dropped"] == 0
+
+
+@scene()
+async def test_parts_that_are_kept_no_longer_leave_the_rest(drive: Writing) -> None:
+    drive.worker("w0", 1, auto=False)
+    drive.submit("a", gpu={})
+    for _ in range(10):
+        refused_often(drive, "a", 15)
+        await drive.written()
+    first = drive.job("a").parts[0]
+    await drive.js.purge(SUBJECTS.history_stream, below_seq=first[0] + 1)
+    page = await drive.asked("history", "a")
+    assert not page["complete"]
+    assert [change["rev"] for change in page["changes"]] == [1, *range(first[2] + 1, drive.job("a").rev + 1)]
+
+
+@scene()
+async def test_a_gang_of_1024_has_no_gap_in_its_revisions(drive: Writing) -> None:
+    drive.checks = False
+    for number in range(16):
+        drive.worker(f"w{number}", 64)
+    drive.submit("g", gpu={"scheduling": "gang"}, replicas=1024)
+    for _ in range(6):
+        drive.report()
+    for number in range(16):
+        drive.run_out(f"w{number}")
+    drive.settle()
+    job = drive.job("g")
+    assert job.state == "SUCCEEDED"
+    assert job.rev == 1 + 5 * 1024
+    assert sorted(change["rev"] for change in told(drive, "g")) == list(range(1, job.rev + 1)), "no event was cut"
+    assert await drive.pages("g") == told(drive, "g")
+    for _ in range(10):
+        await drive.written()
+    assert not drive.state.jobs
+    stream = drive.bus.streams()[SUBJECTS.history_stream]
+    assert all(len(message.data) <= FRAME_BYTES_MAX for message in stream.read(1))
+    assert await drive.pages("g") == told(drive, "g")
+
+
+# ---------------------------------------------------------------------------------------------------------- asking
+
+
+@scene()
+async def test_a_job_is_told_to_its_own_tenant_alone(drive: Writing) -> None:
+    for tenant in ("t", "u"):
+        drive.submit("a", tenant=tenant)
+        drive.cancel("a", tenant=tenant)
+    drive.submit("mine")
+    drive.cancel("mine")
+    await drive.written()
+    for verb in ("history", "show"):
+        assert (await drive.asked(verb, "mine", tenant="u")).code == "not-found"
+    for tenant in ("t", "u"):
+        page = await drive.asked("history", "a", tenant=tenant)
+        assert {change["by"] for change in page["changes"]} == {f"tenant:{tenant}"}
+
+
+@scene()
+async def test_a_row_that_names_another_tenants_frame_is_told_nothing(drive: Writing) -> None:
+    """The sequence in a row is all that leads to a frame: what stands there must be the tenant's own."""
+    drive.submit("a")
+    drive.cancel("a")
+    drive.submit("a", tenant="u")
+    drive.cancel("a", tenant="u")
+    await asyncio.sleep(1)
+    for tenant, other in (("t", "u"), ("u", "t")):
+        job = drive.job("a", tenant)
+        frames = drive.bus.streams()[SUBJECTS.history_stream].by_subject[SUBJECTS.history(other)]
+        job.kept = next(iter(frames))
+    drive.tick()
+    assert not drive.state.jobs
+    for tenant in ("t", "u"):
+        assert (await drive.asked("history", "a", tenant=tenant)).code == "history-gone"
+
+
+@scene()
+async def test_what_is_kept_no_longer_is_said(drive: Writing) -> None:
+    drive.submit("a")
+    drive.cancel("a")
+    await drive.written()
+    await drive.js.purge(SUBJECTS.history_stream)
+    answer = await drive.asked("history", "a")
+    assert (answer.code, answer.fault) == ("history-gone", "fleet")
+    shown = await drive.asked("show", "a")
+    assert (shown["state"], shown["compacted"], "changes" in shown) == ("CANCELLED", True, False)
+
+
+@scene()
+async def test_an_older_job_of_the_name_is_not_told_for_the_newer(drive: Writing) -> None:
+    drive.submit("a")
+    drive.cancel("a")
+    await drive.written()
+    drive.tick(25 * 3600 * 1000)
+    drive.submit("a", replicas=2)
+    drive.cancel("a")
+    assert [change["rev"] for change in await drive.pages("a")] == [1, 2, 3]
+    await drive.written()
+    assert [change["rev"] for change in await drive.pages("a")] == [1, 2, 3]
+
+
+@scene()
+async def test_questions_are_bounded_and_who_is_too_many_is_told_to_ask_again(drive: Writing) -> None:
+    drive.submit("a")
+    drive.cancel("a")
+    await drive.written()
+    answers = [drive.reader.history("t", {"job": "a"}, f"r{n}", True) for n in range(QUESTIONS_MAX + 5)]
+    refused = [answer for answer in answers if answer is not None]
+    assert [(answer.code, answer.retry_after_s > 0) for answer in refused] == [("overloaded", True)] * 5
+    await asyncio.sleep(1)
+    assert sum(f"r{n}" in drive.answered for n in range(QUESTIONS_MAX)) == QUESTIONS_MAX
+
+
+@scene()
+async def test_a_stream_that_cannot_be_read_now_is_busy_and_show_has_the_row(drive: Writing) -> None:
+    drive.submit("a")
+    drive.cancel("a")
+    await drive.written()
+    drive.link.lose()
+    assert (await drive.asked("history", "a")).code == "overloaded"
+    assert (await drive.asked("show", "a"))["state"] == "CANCELLED"
+    drive.link.restore()
+    assert len(await drive.pages("a")) == 2
+
+
+async def refusing(drive: Writing, code: int, words: str) -> HistoryReader:
+    """A reader for whom JetStream refuses each read with this error; the direct get has no listener."""
+
+    async def refuse(delivery: Delivery) -> None:
+        error = {"code": 503, "err_code": code, "description": words}
+        await drive.link.send([(delivery.reply, msgspec.json.encode({"error": error}), "")])
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    def heard(delivery: Delivery) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(refuse(delivery)))
+
+    await drive.link.subscribe(f"refused.STREAM.MSG.GET.{SUBJECTS.history_stream}", heard)
+    return HistoryReader(JetStream(drive.link, "refused"), SUBJECTS, drive.engine, drive._on_answer)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "told"),
+    [(10008, "JetStream system temporarily unavailable", "overloaded"), (10059, "stream not found", "history-gone")],
+)
+def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(code: int, words: str, told: str) -> None:
+    async def run() -> None:
+        drive = Writing()
+        drive.submit("a")
+        drive.cancel("a")
+        await drive.written()
+        reader = drive.reader = await refusing(drive, code, words)
+        try:
+            assert (await drive.asked("history", "a")).code == told
+        finally:
+            await drive.end()
+            await reader.close()
+
+    SimulatedClock().run(run())
+
+
+@scene()
+async def test_output_of_a_job_whose_story_is_empty_is_an_answer(drive: Writing) -> None:
+    """No leader writes such a frame; whatever stands there, the caller is answered."""
+    drive.submit("a")
+    drive.cancel("a")
+    await asyncio.sleep(1)
+    empty = HistoryFrame("t", [], {}, [Story("a", 2, "CANCELLED", True, 0, 1, [], [])])
+    ack = await drive.js.append(SUBJECT, msgspec.json.encode(empty))
+    assert isinstance(ack, Ack)
+    drive.job("a").kept = ack.seq
+    drive.tick()
+    assert not drive.state.jobs
+    answers: list[bytes] = []
+    world: Any = drive.link
+    relay = LogRelay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))
+    relay.ask("t", LogsAsked("a"), "r", True)
+    await until(lambda: answers, 60, "an answer to logs")
+    assert msgspec.json.decode(answers[0])["code"] == "internal"
+    await relay.close()

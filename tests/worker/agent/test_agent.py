@@ -1,0 +1,524 @@
+"""The agent over a real nats-server, with a scripted leader and simulated devices; nothing runs but the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from moorage.bus.connection import connect
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import Refused, problem
+from moorage.schemas.frames import End, Place, RollCall, Start
+from moorage.schemas.job import Request
+from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.fleet_host import FleetHost
+from moorage.worker.agent.journal import Journal, MemoryJournal
+from moorage.worker.devices.readers.host import HostFacts
+from moorage.worker.devices.readers.simulated import SimulatedInventory
+from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
+from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.settings import WorkerSettings
+from tests.servers import MortalServer
+from tests.waiting import until
+
+FACTS = HostFacts("w1", "host-1", "machine-1", "boot-1", 4000, 8192)
+
+
+def body(*argv: str, driver: str = "noop", gpu: Any = None, **fields: Any) -> bytes:
+    return encode({"gpu": {} if gpu is None else gpu, "run": {"driver": driver, "argv": list(argv)}, **fields})
+
+
+def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> MemberName:
+    return ("acme", job, replica, 1, fence)
+
+
+def place(name: MemberName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
+    mode = fields.get("mode", "exclusive" if slots else "none")
+    return Place(*name, list(slots), mode, fields.get("hold", False), request)
+
+
+class World:
+    """A host on one connection, with its leader."""
+
+    def __init__(self, host: FleetHost, leader: ScriptedLeader, tmp_path: Path, prefix: str) -> None:
+        self.host = host
+        self.leader = leader
+        self.tmp_path = tmp_path
+        self.prefix = prefix
+
+    async def add(
+        self, worker: str = "w1", *, driver: Driver | None = None, journal: MemoryJournal | None = None, **fields: Any
+    ) -> Agent:
+        settings = WorkerSettings(
+            self.tmp_path, worker, self.prefix, modes=("exclusive", "mps", "time-slice"), **fields
+        )
+        inventory = SimulatedInventory(simulated_hosts("4xH100", name=worker)[0])
+        agent = Agent(
+            self.host, worker, settings, FACTS, inventory, [driver or NoopDriver()], journal or MemoryJournal()
+        )
+        await self.host.add(agent)
+        return agent
+
+
+@contextlib.asynccontextmanager
+async def world(url: str, prefix: str, tmp_path: Path, **numbers: float) -> AsyncIterator[World]:
+    async with ScriptedLeader(url, prefix, **numbers) as leader:
+        connection = await connect(url, "agent under test")
+        host = FleetHost(connection, prefix)
+        await host.open()
+        try:
+            yield World(host, leader, tmp_path, prefix)
+            if host.failed.done():
+                host.failed.result()
+        finally:
+            await host.close()
+            await connection.close()
+
+
+async def test_a_worker_that_gives_its_id_up_ends_its_process_with_that_error(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    connection = await connect(nats_url, "agent under test")
+    host = FleetHost(connection, unique)
+    await host.open()
+    try:
+        host.give_up(problem("worker-id-in-use", "taken", next="--id"))
+        host.give_up(problem("worker-id-in-use", "taken again"))
+        with pytest.raises(Refused, match=r"taken$"):
+            await host.serve(asyncio.Event())
+    finally:
+        await host.close()
+        await connection.close()
+
+
+async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body()))
+        await w.leader.heard("w1", "freed", name_of())
+        assert [[fact.kind for fact in frame.facts] for frame in seat.frames] == [
+            ["claimed", "started", "exited", "freed"]
+        ]
+        assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
+        assert seat.joins[0].machine == "machine-1"
+
+
+async def test_a_timer_whose_reason_is_over_takes_no_turn(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """The facts of a short job wait for its end, and leave with it: then there is nothing to do at their time."""
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        await until(lambda: agent.members.session.phase == "live", what="a live session")
+        w.host._schedule(agent, w.host.now())
+        agent.scheduled_s = w.host._timers[0][0]
+        w.host._dirty.clear()
+        w.host._on_timer()
+        assert agent not in w.host._dirty
+        assert agent.scheduled_s == agent.next_deadline_s(), "it is woken for what is due next"
+        agent.members.session.renew_at_s = w.host.now()
+        w.host._schedule(agent, w.host.now())
+        w.host._on_timer()
+        assert agent in w.host._dirty
+
+
+class Careless(NoopDriver):
+    """A newcomer's: its check takes for granted what a request holds."""
+
+    def check(self, request: Request) -> None:
+        assert float(request.workload.argv[1]) >= 0
+
+
+async def test_a_check_that_fails_refuses_that_placement_and_ends_no_agent(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(driver=Careless())
+        await w.leader.joined("w1")
+        await w.leader.want(
+            "w1", place(name_of("odd"), body("hang")), place(name_of("good", fence=11), body("exit", "0"), (1,))
+        )
+        refused = await w.leader.heard("w1", "refused", name_of("odd"))
+        assert refused.detail.startswith("not-here: the driver noop broke: IndexError: list index out of range (")
+        await w.leader.heard("w1", "freed", name_of("good", fence=11))
+
+
+async def test_the_rules_by_tenant_are_told_with_the_join_and_never_in_public(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(drivers_for={"beta": "noop", "acme": ""}, programs_for={"acme": "/opt/private/*"})
+        seat = await w.leader.joined("w1")
+        assert seat.joins[0].hello.drivers_for == {"beta": ["noop"], "acme": []}
+        assert b"/opt/private" not in encode(seat.joins[0])
+        assert b"acme" not in encode(seat.hellos[0])
+        # the scheduler may not know, or lie: the worker looks by itself
+        await w.leader.want("w1", place(name_of(), body()))
+        assert (await w.leader.heard("w1", "refused", name_of())).detail.startswith("not-permitted: ")
+
+
+async def test_hello_and_load_are_public_json_and_name_no_job(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(load_s=0.2, labels={"zone": "a"})
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of("secret-job"), body("hang"), (1, 2)))
+        await until(lambda: seat.loads and seat.loads[-1].gpu_pool[1].leased, what="a load that shows the lease")
+        load = seat.loads[-1]
+        assert [slot.leased for slot in load.gpu_pool] == [False, True, True, False]
+        assert load.simulated
+        assert "secret-job" not in encode(load).decode()
+        assert [later.n - earlier.n for earlier, later in zip(seat.loads, seat.loads[1:], strict=False)] == [1] * (
+            len(seat.loads) - 1
+        )
+        hello = seat.hellos[0]
+        assert (hello.worker, hello.labels, len(hello.gpu_pool), hello.drivers) == ("w1", {"zone": "a"}, 4, ["noop"])
+
+
+async def test_a_busy_slot_is_refused_with_the_reason(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        lease = agent.pool.try_claim()
+        assert lease is not None
+        await w.leader.want("w1", place(name_of(), body(), (0, 1)), place(name_of("b"), body(), (9,)))
+        assert (await w.leader.heard("w1", "refused", name_of())).detail == "leased 0"
+        assert (await w.leader.heard("w1", "refused", name_of("b"))).detail == "unknown-slot 9"
+        seat = w.leader.seat("w1")
+        await until(lambda: seat.renewals[-1].busy == [0], what="a renewal that tells the local claim")
+        lease.release()
+        await w.leader.want("w1", place(name_of("c", fence=11), body(), (0, 1)))
+        await w.leader.heard("w1", "freed", name_of("c", fence=11))
+
+
+async def test_sharers_of_one_mode_fit_and_another_mode_does_not(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        await w.leader.joined("w1")
+        sharers = [place(name_of(str(number)), body("hang"), (0,), mode="mps") for number in range(8)]
+        await w.leader.want("w1", *sharers)
+        await w.leader.heard("w1", "started", name_of("7"))
+        await w.leader.want("w1", place(name_of("x"), body(), (0,), mode="time-slice"))
+        await w.leader.want("w1", place(name_of("y"), body(), (0,), mode="mps"))
+        assert (await w.leader.heard("w1", "refused", name_of("x"))).detail == "mode-mixed 0"
+        assert (await w.leader.heard("w1", "refused", name_of("y"))).detail == "sharers-full 0"
+
+
+async def test_the_leader_alone_is_told_which_tenants_jobs_run_as_one_user(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    users = {"acme": "65534", "beta": "65533"}
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(mps="managed", run_as_for=users)
+        assert (await w.leader.joined("w1")).joins[0].hello.mps_users == {"acme": 0, "beta": 1}
+        assert agent.reporter.hello().mps_users is None
+        await w.add("w2", run_as_for=users)
+        assert (await w.leader.joined("w2")).joins[0].hello.mps_users is None, "the daemons are an operator's"
+
+
+async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(slot_modes={"1": "exclusive", "3": "mps time-slice"})
+        hello = (await w.leader.joined("w1")).joins[0].hello
+        assert [device.modes for device in hello.gpu_pool] == [[], ["exclusive"], [], ["mps", "time-slice"]]
+        assert agent.reporter.hello().gpu_pool == hello.gpu_pool
+        await w.leader.want("w1", place(name_of("x"), body(), (1,), mode="mps"))
+        assert (await w.leader.heard("w1", "refused", name_of("x"))).detail == "mode-not-here 1"
+        await w.leader.want("w1", place(name_of("y"), body(), (3,), mode="mps"))
+        await w.leader.heard("w1", "freed", name_of("y"))
+        with pytest.raises(Refused, match="slot_modes names position 4"):
+            await w.add("w2", slot_modes={"4": "mps"})
+
+
+async def test_an_end_stops_what_runs_and_withdraws_what_is_not_there(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body("hang")))
+        await w.leader.heard("w1", "started", name_of())
+        await w.leader.want("w1", End(*name_of(), "cancelled"), End(*name_of("never"), "cancelled"))
+        assert (await w.leader.heard("w1", "exited", name_of())).code == -15
+        await w.leader.heard("w1", "withdrawn", name_of("never"))
+        await w.leader.want("w1", place(name_of("never"), body()))
+        await w.leader.want("w1", place(name_of("after"), body()))
+        await w.leader.heard("w1", "freed", name_of("after"))
+        assert "claimed" not in seat.kinds(name_of("never"))
+
+
+async def test_a_gang_holds_and_starts_together(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(address="10.1.2.3")
+        seat = await w.leader.joined("w1")
+        gang = body(gpu={"scheduling": "gang", "distributed": {"master_port": 41000}}, replicas=2)
+        names = [name_of(replica=0), name_of(replica=1)]
+        await w.leader.want("w1", *(place(name, gang, (name[2],), hold=True) for name in names))
+        claimed = await w.leader.heard("w1", "claimed", names[0])
+        address, _, port = claimed.detail.partition(":")
+        assert address == "10.1.2.3"
+        assert 41000 <= int(port) < 41256
+        assert (await w.leader.heard("w1", "claimed", names[1])).detail == ""
+        await until(lambda: [held.phase for held in seat.renewals[-1].held] == ["claimed"] * 2, what="both held")
+        await w.leader.want("w1", *(Start(*name, address, int(port), 2) for name in names))
+        for name in names:
+            await w.leader.heard("w1", "freed", name)
+        await w.leader.want("w1", Start(*name_of("ghost"), address, 41000, 2))
+        await w.leader.heard("w1", "not-held", name_of("ghost"))
+
+
+async def test_facts_are_sent_again_until_they_are_answered(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        seat = await w.leader.joined("w1")
+        w.leader.mute.add("fact")
+        await w.leader.want("w1", place(name_of(), body()))
+        await until(lambda: agent.members.outbox.in_flight is not None, what="a frame in flight")
+        await w.leader.want("w1", place(name_of("b"), body()))
+        w.leader.mute.clear()
+        await w.leader.heard("w1", "freed", name_of("b"))
+        assert [frame.no for frame in seat.frames] == [1, 2]
+        assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
+
+
+@pytest.mark.slow
+async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path, lease_s=4.0) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want(
+            "w1", place(name_of(), body("hang")), place(name_of("k"), body("hang", on_partition="keep"), (1,))
+        )
+        await w.leader.heard("w1", "started", name_of("k"))
+        w.leader.mute |= {"renew", "fact", "join"}
+        heard = len(seat.facts)
+        await until(lambda: w.host.agents["w1"].members.session.phase == "joining", what="the session is over")
+        w.leader.mute.clear()
+        await w.leader.joined("w1", joins=2)
+        again = seat.joins[-1]
+        assert [(f.kind, f.job, f.detail) for f in again.facts] == [("exited", "a", "fence"), ("freed", "a", "")]
+        assert [(h.job, h.phase) for h in again.holding] == [("k", "running")]
+        assert len(seat.facts) == heard + 2
+        await w.leader.want("w1", End(*name_of("k"), "cancelled"))
+        await w.leader.heard("w1", "freed", name_of("k"))
+
+
+async def test_a_session_that_the_leader_ended_is_replaced(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        w.leader.refuse["renew"] = problem("session-over", "lost")
+        await until(lambda: len(seat.joins) >= 2, what="a second join")
+        w.leader.refuse.clear()
+        assert seat.joins[1].n > seat.joins[0].n
+
+
+async def test_frames_of_an_old_session_are_dropped(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of("old"), body()), session="another")
+        await w.leader.nc.publish(w.leader.subjects.worker("w1", "wanted"), b"\xc1 no frame")
+        await w.leader.nc.publish(w.leader.subjects.worker("w1", "wanted"), encode(problem("internal", "reflected")))
+        await w.leader.want("w1", place(name_of("new"), body()))
+        await w.leader.heard("w1", "freed", name_of("new"))
+        assert seat.kinds(name_of("old")) == []
+        assert agent.members.dropped["other-session"] == 1
+        assert agent.dropped["undecodable: invalid-argument"] == 2
+
+
+async def test_an_answer_to_nothing_that_was_asked_ends_no_agent(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        join_n, refused = agent.members.session.join_n, encode(problem("internal", "made up"))
+        for question in ("submit", "renew"):
+            await w.leader.nc.publish(f"{w.host.inbox}.w1.{question}.{join_n}.last", refused)
+        await w.leader.nc.publish(f"{w.host.inbox}.w1.submit.{join_n}.1", refused)
+        await until(lambda: agent.dropped["answer-to-nothing"] == 3, what="all three dropped")
+        await w.leader.want("w1", place(name_of(), body()))
+        await w.leader.heard("w1", "freed", name_of())
+
+
+async def test_a_roll_call_is_answered_at_once(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path, renew_s=30, lease_s=90) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        hellos, renewals = len(seat.hellos), len(seat.renewals)
+        w.leader.reign = 2
+        await w.leader.nc.publish(w.leader.subjects.roll_call, encode(RollCall(2)))
+        await until(lambda: len(seat.hellos) > hellos and len(seat.renewals) > renewals, what="hello and renewal")
+
+
+async def test_a_restarted_agent_tells_what_its_journal_holds(nats_url: str, unique: str, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "agent.journal"
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(journal=Journal(path))
+        seat = await w.leader.joined("w1")
+        w.leader.mute.add("fact")
+        await w.leader.want("w1", place(name_of(), body()))
+        await until(lambda: agent.members.outbox.in_flight is not None, what="a frame in flight")
+        await w.host.remove(agent)
+        w.leader.mute.clear()
+        await w.add(journal=Journal(path))
+        await until(lambda: len(seat.joins) == 2, what="a second join")
+        assert seat.joins[1].n == seat.joins[0].n + 1
+        assert [fact.kind for fact in seat.joins[1].facts] == ["claimed", "started", "exited", "freed"]
+
+
+async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        workers = [f"w{number}" for number in range(50)]
+        agents = [await w.add(worker) for worker in workers]
+        for worker in workers:
+            await w.leader.joined(worker)
+        for number, worker in enumerate(workers):
+            await w.leader.want(worker, place(name_of(f"{worker}-job", fence=number), body()))
+        for number, worker in enumerate(workers):
+            await w.leader.heard(worker, "freed", name_of(f"{worker}-job", fence=number))
+        for agent in agents:
+            agent.leave()
+        await until(lambda: all(w.leader.seat(worker).said_goodbye for worker in workers), what="50 goodbyes")
+
+
+@pytest.mark.any_server
+async def test_it_carries_on_after_the_server_was_restarted(
+    mortal_server: MortalServer, unique: str, tmp_path: Path
+) -> None:
+    async with world(mortal_server.url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body("sleep", "0.5")))
+        await w.leader.heard("w1", "started", name_of())
+        await mortal_server.stop()
+        await mortal_server.start()
+        await w.leader.heard("w1", "freed", name_of(), 60)
+        assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "reason"),
+    [((), 0, "exit"), (("exit", "3"), 3, "exit"), (("sleep", "0.01"), 0, "exit"), (("sleep", "0.01", "9"), 9, "exit")],
+)
+async def test_the_noop_drivers_words(
+    nats_url: str, unique: str, tmp_path: Path, argv: tuple[str, ...], code: int, reason: str
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body(*argv)))
+        exited = await w.leader.heard("w1", "exited", name_of())
+        assert (exited.code, exited.detail) == (code, reason)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("exit", "9" * 20),
+        ("exit", "256"),
+        ("exit", "-65"),
+        ("sleep", "nan"),
+        ("sleep", "inf"),
+        ("sleep", "-1"),
+        ("sleep", "1", "99999"),
+    ],
+)
+def test_the_noop_driver_refuses_what_no_process_could_do(argv: tuple[str, ...]) -> None:
+    request = msgspec.json.decode(body(*argv), type=Request)
+    with pytest.raises(Refused) as refused:
+        NoopDriver().check(request)
+    assert refused.value.problem.field == "$.run.argv"
+
+
+async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        timed = msgspec.json.encode({"gpu": {}, "run": {"driver": "noop", "argv": ["hang"], "timeout_s": 0.01}})
+        await w.leader.want("w1", place(name_of("t"), timed), place(name_of("f"), body("fail", "no such file"), (1,)))
+        await w.leader.want("w1", place(name_of("u"), body("dance"), (2,)))
+        assert (await w.leader.heard("w1", "exited", name_of("t"))).detail == "timeout"
+        assert (await w.leader.heard("w1", "exited", name_of("f"))).code == 127
+        refused = await w.leader.heard("w1", "refused", name_of("u"))
+        assert refused.detail == "cannot-run: the driver noop does not know this argv"
+        await w.leader.heard("w1", "freed", name_of("f"))
+        assert "started" not in seat.kinds(name_of("f"))
+
+
+async def test_a_lease_is_of_the_devices_that_the_request_names(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """A scheduler of a release before 0.3 does not read them; and what does not support GPUs refuses them."""
+    config = {"noop": {"gpu_device_ids": ["2"]}, "docker": 5}
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        wrong, right = body(driver_config=config), body("hang", driver_config=config)
+        await w.leader.want("w1", place(name_of("wrong"), wrong, (1,)), place(name_of("right"), right, (2,)))
+        refused = await w.leader.heard("w1", "refused", name_of("wrong"))
+        assert refused.detail == "not-here: the job was placed on other devices than its request names"
+        await w.leader.heard("w1", "started", name_of("right"))
+        shape = body(driver_config={"noop": {"gpu_device_ids": ["0", "0"]}}, gpu={"count": 2})
+        typo = body(driver_config={"noop": {"typo": 1}})
+        no_gpus = agent.drivers["noop"]
+        no_gpus.capabilities = replace(no_gpus.capabilities, gpu_enabled=False)
+        asked = {"typo": typo, "shape": shape, "gpus": body()}
+        slots = {"typo": (0,), "shape": (0, 1), "gpus": (0,)}
+        for name, request in asked.items():
+            await w.leader.want("w1", place(name_of(name), request, slots[name]))
+        told = {name: (await w.leader.heard("w1", "refused", name_of(name))).detail for name in asked}
+        assert told == {
+            "typo": "cannot-run: the driver noop reads no driver_config.noop.typo"
+            " (it reads: gpu_device_ids, cdi_devices, device_ids)",
+            "shape": "not-here: the driver noop has no GPU support here",
+            "gpus": "not-here: the driver noop has no GPU support here",
+        }
+
+
+class Seeing(NoopDriver):
+    """It keeps what reached it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got: list[Assignment] = []
+
+    def start(self, assignments: list[Assignment]) -> None:
+        self.got += assignments
+        super().start(assignments)
+
+
+async def test_fact_12_the_block_of_the_jobs_driver_alone_reaches_it(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    driver = Seeing()
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(driver=driver)
+        await w.leader.joined("w1")
+        blocks = {"noop": {"device_ids": ["1"]}, "docker": {"secret": "of another driver"}}
+        both: dict[str, dict[str, Any]] = {
+            "plain": {"driver_config": blocks},
+            "template": {"template": {"driver_config": blocks}},
+        }
+        for name, fields in both.items():
+            await w.leader.want("w1", place(name_of(name), body(**fields), (1,)))
+            await w.leader.heard("w1", "freed", name_of(name))
+        for assignment in driver.got:
+            assert assignment.config.device_ids == ["1"]
+            assert assignment.request.driver_config == {"noop": {"device_ids": ["1"]}}
+            assert assignment.request.template is None
+        assert len(driver.got) == 2

@@ -1,0 +1,462 @@
+"""The agent with its real supervisor and real processes on simulated devices, over a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import moorage
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import End, Place, Start
+from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.run import SUPERVISOR_FOLDER, Worker, start
+from moorage.worker.devices.readers.simulated import SimulatedInventory
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.client import Supervised, SupervisorError
+from moorage.worker.supervisor.journal import Journal, read_journal, records_of
+from moorage.worker.supervisor.protocol import JOURNAL_NAME
+from tests.waiting import until
+
+AGENT = """
+import asyncio, signal, sys
+import msgspec
+from moorage.worker.agent.run import run
+from moorage.worker.settings import settings_from
+
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await run(settings_from(msgspec.json.decode(sys.argv[1])), sys.argv[2], stop)
+
+asyncio.run(main())
+"""
+
+
+def body(script: str, **fields: Any) -> bytes:
+    run = {"argv": ["/bin/sh", "-c", script], "grace_s": 0.5} | fields.pop("run", {})
+    return encode({"gpu": {}, "run": run, **fields})
+
+
+def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> MemberName:
+    return ("acme", job, replica, 1, fence)
+
+
+def place(name: MemberName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
+    mode = fields.get("mode", "exclusive" if slots else "none")
+    return Place(*name, list(slots), mode, fields.get("hold", False), request, fields.get("traceparent", ""))
+
+
+def settings_of(state: Path, prefix: str, **fields: Any) -> WorkerSettings:
+    return WorkerSettings(state, "w1", prefix, simulate="4xH100", modes=("exclusive", "mps"), **fields)
+
+
+@contextlib.asynccontextmanager
+async def state_folder() -> AsyncIterator[Path]:
+    """A state folder, whose supervisor is gone at the end with all that it ran."""
+    with tempfile.TemporaryDirectory(prefix="moorage-agent-") as folder:
+        state = Path(folder)
+        try:
+            yield state
+        finally:
+            with contextlib.suppress(SupervisorError, OSError):
+                supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+                await supervised.shutdown(0.0)
+
+
+@contextlib.asynccontextmanager
+async def worker(url: str, prefix: str, leader: ScriptedLeader, **fields: Any) -> AsyncIterator[tuple[Worker, Agent]]:
+    async with state_folder() as state:
+        running = await start(settings_of(state, prefix, **fields), url)
+        try:
+            await leader.joined("w1")
+            yield running, running.agents[0]
+            if running.host.failed.done():
+                running.host.failed.result()
+        finally:
+            await running.stop()
+
+
+@contextlib.asynccontextmanager
+async def agent_process(state: Path, url: str, prefix: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """An agent in a process of its own, to kill or stop."""
+    roots = [str(Path(path).parent) for path in moorage.__path__]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        AGENT,
+        msgspec.json.encode({"state_dir": str(state), "id": "w1", "prefix": prefix, "simulate": "4xH100"}).decode(),
+        url,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(roots)},
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False
+
+
+async def pid_of(path: Path) -> int:
+    text = await until(lambda: path.exists() and path.read_text().strip(), what=f"{path} with a pid")
+    return int(text)
+
+
+async def test_a_job_finds_its_gpus_runs_and_frees_them(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        name = name_of()
+        request = body("env; echo problem >&2; exit 3", run={"env": {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0"}})
+        await leader.want("w1", place(name, request, (1, 3), traceparent="00-abc-def-01"))
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (3, "exit")
+        await leader.heard("w1", "freed", name)
+        assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "freed"]
+        await until(lambda: any(frame.get("end") for _, frame in leader.output), what="the end of the output")
+        found = dict(line.split("=", 1) for line in leader.text(name).splitlines() if "=" in line)
+        uuids = ",".join(agent.devices[slot].uuid for slot in (1, 3))
+        assert found["CUDA_VISIBLE_DEVICES"] == found["NVIDIA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_UUIDS"] == uuids
+        assert (found["MOORAGE_FENCE"], found["MOORAGE_JOB"], found["SEED"]) == ("10", "a", "7")
+        assert found["TRACEPARENT"] == "00-abc-def-01"
+        assert leader.text(name, "err") == "problem\n"
+        await until(lambda: not agent.members.held, what="nothing held")
+        assert [state.sharers for state in agent.pool.slot_states()] == [0, 0, 0, 0]
+
+
+async def test_a_gangs_rank_gets_its_place_from_start(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name = name_of(replica=1)
+        script = "echo $RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $LOCAL_RANK"
+        await leader.want("w1", place(name, body(script, replicas=2), hold=True))
+        await leader.heard("w1", "claimed", name)
+        assert not leader.text(name)
+        await leader.want("w1", Start(*name, "10.0.0.7", 29501, 2))
+        await leader.heard("w1", "freed", name)
+        await until(lambda: leader.text(name) == "1 2 10.0.0.7 29501 0\n", what="the rank's words")
+
+
+async def test_one_replica_that_is_distributed_is_rank_0_of_1_on_its_own_host(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT; sleep 600"
+        request = body(script, gpu={"distributed": {"backend": "gloo", "master_port": 41500}})
+        names = [name_of(job, fence=fence) for fence, job in enumerate(("one", "two"), 10)]
+        for slot, name in enumerate(names):
+            await leader.want("w1", place(name, request, (slot,)))
+            await until(lambda: leader.text(name).endswith("\n"), what=f"the words of {name}")  # noqa: B023
+        ports = []
+        for name in names:
+            rank, world, local, address, port = leader.text(name).split()
+            assert (rank, world, local, address) == ("0", "1", "0", "127.0.0.1")
+            ports.append(int(port))
+        assert 41500 <= ports[0] < ports[1], "each meets itself at a port of its own"
+        several = name_of("several", fence=20)  # as a scheduler of 0.2 lets through
+        old = body("echo rank=$RANK", gpu={"distributed": {}}, replicas=2)
+        await leader.want("w1", place(several, old, (2,)))
+        await until(lambda: leader.text(several) == "rank=\n", what="the words of one without a rank")
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "why"),
+    [
+        ({"argv": ["/no/such/program"]}, 127, "not-here: no /no/such/program on the worker"),
+        ({"argv": ["no-such-program"]}, 127, "not-here: no program no-such-program in PATH"),
+        ({"argv": ["/etc/passwd"]}, 126, "not-here: /etc/passwd: Permission denied"),
+        ({"argv": ["./train.py"]}, 127, "cannot-run: no ./train.py in "),
+        ({"argv": ["./train.py"], "cwd": "/"}, 127, "not-here: no ./train.py in / "),
+        ({"argv": ["true"], "cwd": "src"}, 126, "cannot-run: no folder "),
+        ({"argv": ["true"], "cwd": "/no/such"}, 126, "not-here: no folder /no/such"),
+        ({"argv": ["true"], "user": "no such user"}, 126, "not-here: user: no such user: no such user"),
+        ({"argv": ["true"], "env": {"TOKEN": {"secret": "hf"}}}, 126, "not-here: secret 'hf': the worker's folder of"),
+    ],
+)
+async def test_what_a_host_lacks_is_refused_and_what_the_request_lacks_fails(
+    nats_url: str, unique: str, run: dict[str, Any], code: int, why: str
+) -> None:
+    """A secret, a user, a folder or a program that one host lacks failed the job, though another host had it."""
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        await leader.want("w1", msgspec.structs.replace(place(name_of(), body("", run=run)), folder=True))
+        refused = await leader.heard("w1", "refused", name_of())
+        assert (refused.code, refused.detail[: len(why)]) == (code, why)
+        assert leader.seat("w1").kinds(name_of())[-1] == "refused"
+        assert "started" not in leader.seat("w1").kinds(name_of())
+        await leader.want("w1", place(name_of("b", fence=99), body("true")))
+        assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0, "its GPU is free"
+
+
+async def test_whatever_a_request_names_as_its_user_ends_no_agent(nats_url: str, unique: str) -> None:
+    users = ("nobody\0", "²", "9" * 40, "no such user", "")
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        for fence, user in enumerate(users, 10):
+            name = name_of(f"u{fence}", fence=fence)
+            await leader.want("w1", place(name, body("true", run={"user": user})))
+            refused = await leader.heard("w1", "refused", name)
+            assert (refused.code, refused.detail.split(":")[0]) == (126, "not-here")
+        await leader.want("w1", place(name_of("b", fence=99), body("true")))
+        assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0
+
+
+async def test_an_end_takes_the_whole_tree(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name, path = name_of(), tmp_path / "pid"
+        await leader.want(
+            "w1", place(name, body(f"setsid sleep 600 & echo $! > {path}; trap '' TERM; wait; sleep 600"))
+        )
+        pid = await pid_of(path)
+        await leader.want("w1", End(*name, "cancelled", 0.2))
+        exited = await leader.heard("w1", "exited", name)
+        assert exited.detail == "end"
+        assert not is_alive(pid)
+        await leader.heard("w1", "freed", name)
+
+
+async def test_a_timeout_is_told_as_one(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        await leader.want("w1", place(name_of(), body("exec sleep 600", run={"timeout_s": 0.1})))
+        assert (await leader.heard("w1", "exited", name_of())).detail == "timeout"
+
+
+@pytest.mark.slow
+async def test_a_job_is_told_once_to_save_itself_whatever_becomes_of_its_agent(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """Killed and started anew between the start and the signal: the supervisor has the timer."""
+    saved, up = tmp_path / "saved", tmp_path / "up"
+    script = f"trap 'echo saved >> {saved}' USR1; echo $$ > {up}; while :; do sleep 0.01; done"
+    run = {"timeout_s": 8, "checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 6}
+    name = name_of()
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1")
+            await leader.want("w1", place(name, body(script, run=run)))
+            await leader.heard("w1", "started", name)
+            await pid_of(up)
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1", 2)
+            await until(saved.exists, what="told to save itself")
+            exited = await leader.heard("w1", "exited", name)
+    assert exited.detail == "timeout"
+    assert saved.read_text() == "saved\n"
+
+
+async def test_a_jobs_deadline_is_a_time_to_save_itself_too(nats_url: str, unique: str, tmp_path: Path) -> None:
+    saved, up = tmp_path / "saved", tmp_path / "up"
+    script = f"trap 'echo saved >> {saved}; exit 0' USR1; echo $$ > {up}; while :; do sleep 0.01; done"
+    run = {"checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 600}
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name = name_of()
+        placed = msgspec.structs.replace(place(name, body(script, run=run, deadline_s=3600)), ends_in_s=599.0)
+        await leader.want("w1", placed)
+        exited = await leader.heard("w1", "exited", name)
+    assert (exited.code, exited.detail, saved.read_text()) == (0, "exit", "saved\n")
+
+
+@pytest.mark.slow
+async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, unique: str) -> None:
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader, free_wait_s=0.3) as (_, agent),
+    ):
+        name = name_of()
+        inventory = agent.inventory
+        assert isinstance(inventory, SimulatedInventory)
+        inventory.keep_memory(1, 5000)
+        await leader.want("w1", place(name, body("true"), (0, 1)))
+        assert (await leader.heard("w1", "quarantined", name)).detail == "1"
+        assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "quarantined"]
+        await leader.want("w1", place(name_of("b", fence=11), body("true"), (0,)))
+        await leader.heard("w1", "freed", name_of("b", fence=11))
+        await leader.want("w1", place(name_of("c", fence=12), body("true"), (1,)))
+        assert (await leader.heard("w1", "refused", name_of("c", fence=12))).detail == "quarantined 1"
+        seat = leader.seat("w1")
+        await until(lambda: seat.loads[-1].gpu_pool[1].health == "quarantined", what="a load that shows it")
+        inventory.set_reading(1, None)
+        await leader.heard("w1", "freed", name)
+        await leader.want("w1", place(name_of("d", fence=13), body("true"), (1,)))
+        await leader.heard("w1", "freed", name_of("d", fence=13))
+
+
+@pytest.mark.slow
+async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """A reboot ends every process; the journal names another boot, which is proof enough."""
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        name, path = name_of(), tmp_path / "pid"
+        running = await start(settings_of(state, unique), nats_url)
+        await leader.joined("w1")
+        await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
+        await leader.heard("w1", "started", name)
+        pid, boot = await pid_of(path), leader.seat("w1").joins[-1].boot
+        supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+        await running.stop()
+        supervised.kill()
+        await until(lambda: not is_alive(pid), what="everything gone, as after a reboot")
+        journal = state / SUPERVISOR_FOLDER / JOURNAL_NAME
+        left = read_journal(journal)
+        for entry in left.values():
+            assert entry.starting is not None
+            entry.starting = msgspec.structs.replace(entry.starting, boot_id="of-before", cgroup="")
+        Journal(journal, records_of(left)).close()
+        again = await start(settings_of(state, unique), nats_url)
+        try:
+            seat = await leader.joined("w1", joins=2)
+            assert seat.joins[-1].boot != boot
+            exited = await leader.heard("w1", "exited", name)
+            assert (exited.code, exited.detail) == (-9, "lost")
+            await leader.heard("w1", "freed", name)
+            await leader.want("w1", place(name_of("b", fence=11), body("true")))
+            await leader.heard("w1", "freed", name_of("b", fence=11))
+        finally:
+            await again.stop()
+
+
+@pytest.mark.slow
+async def test_a_worker_that_is_stopped_says_goodbye_only_where_nothing_of_it_goes_on(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        idle = await start(settings_of(state, unique), nats_url)
+        await leader.joined("w1")
+        await idle.stop()
+        seat = leader.seat("w1")
+        await until(lambda: seat.said_goodbye, what="a goodbye of who holds nothing")
+        seat.said_goodbye = False
+        again = await start(settings_of(state, unique), nats_url)
+        await leader.joined("w1", 2)
+        name, path = name_of(), tmp_path / "pid"
+        await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
+        await leader.heard("w1", "started", name)
+        pid = await pid_of(path)
+        await again.stop()
+        third = await start(settings_of(state, unique), nats_url)
+        try:
+            await leader.joined("w1", 3)  # behind whatever the one before had to say
+            assert not seat.said_goodbye
+            assert is_alive(pid)
+            assert "exited" not in seat.kinds(name)
+        finally:
+            await third.stop()
+
+
+async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        name, path = name_of(), tmp_path / "pid"
+        await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
+        await leader.heard("w1", "started", name)
+        pid, boot = await pid_of(path), agent.boot
+        supervised = await Supervised.connect(agent.settings.state_dir / SUPERVISOR_FOLDER, spawn_if_absent=False)
+        supervised.kill()
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (-9, "lost")
+        assert not is_alive(pid)
+        seat = await leader.joined("w1", joins=2)
+        assert seat.joins[1].boot == agent.boot != boot
+        await leader.want("w1", place(name_of("b", fence=11), body("true")))
+        await leader.heard("w1", "freed", name_of("b", fence=11))
+
+
+@pytest.mark.slow
+async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    lives, ends, held = name_of("lives"), name_of("ends"), name_of("held")
+    go = tmp_path / "go"
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            await leader.want(
+                "w1",
+                place(lives, body(f"echo $$ > {tmp_path}/pid; while [ ! -e {go} ]; do sleep 0.02; done"), (0,)),
+                place(ends, body("sleep 0.3; exit 5"), (1,)),
+                place(held, body("true", replicas=2), (2,), hold=True),
+            )
+            for name in (lives, ends):
+                await leader.heard("w1", "started", name)
+            await leader.heard("w1", "claimed", held)
+            pid = await pid_of(tmp_path / "pid")
+            agent.kill()
+            await agent.wait()
+        assert is_alive(pid)
+        async with agent_process(state, nats_url, unique):
+            seat = await leader.joined("w1", joins=2)
+            assert {h.job: h.phase for h in seat.joins[1].holding}["lives"] == "running"
+            assert {h.job: h.phase for h in seat.joins[1].holding}["held"] == "claimed"
+            assert (await leader.heard("w1", "exited", ends)).code == 5
+            await leader.heard("w1", "freed", ends)
+            await leader.want("w1", place(name_of("b", fence=11), body("true"), (0,)))
+            assert (await leader.heard("w1", "refused", name_of("b", fence=11))).detail == "leased 0"
+            go.touch()
+            assert (await leader.heard("w1", "exited", lives)).code == 0
+            await leader.heard("w1", "freed", lives)
+            await leader.want("w1", Start(*held, "127.0.0.1", 29500, 2))
+            await leader.heard("w1", "freed", held)
+            kinds = seat.kinds(lives)  # an adopted member's first facts are said again: they may have died unjournalled
+            assert kinds[:2] == ["claimed", "started"]
+            assert set(kinds[2:-2]) == {"claimed", "started"}
+            assert kinds[-2:] == ["exited", "freed"]
+
+
+@pytest.mark.slow
+async def test_what_runs_unknown_to_a_lost_journal_is_ended_before_the_join(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            await leader.want("w1", place(name_of(), body(f"echo $$ > {tmp_path}/pid; exec sleep 600")))
+            pid = await pid_of(tmp_path / "pid")
+            agent.kill()
+            await agent.wait()
+        (state / "workers" / "w1.journal").unlink()
+        seat = leader.seat("w1")
+        alive_at_join: list[bool] = []
+        seat.joins.clear()
+        leader.on_join = lambda join: alive_at_join.append(is_alive(pid))
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1")
+            assert alive_at_join == [False]
+            assert seat.joins[0].holding == []
+
+
+@pytest.mark.slow
+async def test_a_stopped_agent_cannot_keep_its_jobs_beyond_the_lease(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with (
+        ScriptedLeader(nats_url, unique, lease_s=4.0, grace_s=0.5) as leader,
+        state_folder() as state,
+        agent_process(state, nats_url, unique) as agent,
+    ):
+        await leader.joined("w1")
+        kill, keep = name_of("kill"), name_of("keep")
+        await leader.want(
+            "w1",
+            place(kill, body(f"echo $$ > {tmp_path}/kill; exec sleep 600"), (0,)),
+            place(keep, body(f"echo $$ > {tmp_path}/keep; exec sleep 600", on_partition="keep"), (1,)),
+        )
+        killed, kept = await pid_of(tmp_path / "kill"), await pid_of(tmp_path / "keep")
+        await leader.heard("w1", "started", keep)
+        agent.send_signal(signal.SIGSTOP)
+        await until(lambda: not is_alive(killed), what="the job ended while its agent was stopped")
+        assert is_alive(kept)
+        agent.send_signal(signal.SIGCONT)
+        seat = await leader.joined("w1", joins=2)
+        assert (await leader.heard("w1", "exited", kill)).detail == "fence"
+        assert [(h.job, h.phase) for h in seat.joins[-1].holding if h.job == "keep"] == [("keep", "running")]
+        await leader.want("w1", End(*keep, "cancelled", 0))
+        await leader.heard("w1", "freed", keep)

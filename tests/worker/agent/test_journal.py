@@ -1,0 +1,197 @@
+"""The agent's journal: what it folds to, what a crash at any byte leaves, and that it stays small."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+
+from moorage.schemas.frames import Fact, FactFrame, Place
+from moorage.worker.agent import journal as journal_module
+from moorage.worker.agent.journal import (
+    MAGIC,
+    Journal,
+    JournalInUse,
+    JournalState,
+    JournalUnreadable,
+    MemoryJournal,
+    is_in_use,
+)
+from moorage.worker.session.member_messages import MemberName
+
+
+def name_of(number: int) -> MemberName:
+    return ("acme", f"job-{number}", 0, 1, 100 + number)
+
+
+def place_of(number: int) -> Place:
+    return Place(*name_of(number), [number % 8], "exclusive", False, b"{}")
+
+
+def frame(no: int, *facts: Fact) -> FactFrame:
+    return FactFrame("session", no, list(facts))
+
+
+def seen(state: JournalState) -> tuple[object, ...]:
+    return (state.join_n, state.ledger, state.unanswered, sorted(state.places))
+
+
+def story(journal: MemoryJournal) -> None:
+    """A life: joined, two placements, one over and answered, one fact still on its way."""
+    journal.join(1, [])
+    journal.live("ledger-1")
+    journal.placed([place_of(1), place_of(2)])
+    journal.facts(frame(1, Fact("claimed", *name_of(1)), Fact("claimed", *name_of(2))))
+    journal.answered(1)
+    journal.facts(frame(2, Fact("exited", *name_of(1), 0, "exit"), Fact("freed", *name_of(1))))
+    journal.answered(2)
+    journal.facts(frame(3, Fact("started", *name_of(2))))
+    journal.flush()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "agent.journal"
+
+
+def test_a_journal_read_again_comes_to_the_same_state(path: Path) -> None:
+    journal = Journal(path)
+    story(journal)
+    written = seen(journal.state)
+    journal.close()
+    again = Journal(path)
+    assert seen(again.state) == written
+    assert written == (1, "ledger-1", [Fact("started", *name_of(2))], [name_of(2)])
+    assert again.torn_bytes == 0
+    again.close()
+
+
+def test_only_its_owner_can_read_it(path: Path) -> None:
+    Journal(path).close()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(path: Path) -> None:
+    journal = Journal(path)
+    story(journal)
+    journal.close()
+    data = path.read_bytes()
+    states = []
+    for length in range(len(data) + 1):
+        path.write_bytes(data[:length])
+        cut = Journal(path)
+        states.append(seen(cut.state))
+        assert cut.torn_bytes <= length
+        # what is written behind the cut is read again
+        cut.placed([place_of(7)])
+        cut.close()
+        again = Journal(path)
+        assert name_of(7) in again.state.places
+        assert again.torn_bytes == 0
+        again.close()
+    distinct = [state for number, state in enumerate(states) if number == 0 or state != states[number - 1]]
+    assert len(distinct) == 9  # nothing, then what each of the eight records changed
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_ends_the_journal_there_and_is_counted(path: Path) -> None:
+    journal = Journal(path)
+    story(journal)
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x10
+    path.write_bytes(data)
+    again = Journal(path)
+    assert again.torn_bytes > 0
+    assert again.state.unanswered == []
+    again.close()
+
+
+UNKNOWN_RECORD = MAGIC + (1).to_bytes(4, "big") + zlib.crc32(b"\x01").to_bytes(4, "big") + b"\x01"
+
+
+@pytest.mark.parametrize("content", [b"something else\n", b"moorage-agent-journal-9\n", UNKNOWN_RECORD])
+def test_what_is_no_journal_of_ours_is_left_alone(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(JournalUnreadable):
+        Journal(path)
+    assert path.read_bytes() == content
+
+
+def test_two_agents_cannot_share_a_journal(path: Path) -> None:
+    journal = Journal(path)
+    with pytest.raises(JournalInUse):
+        Journal(path)
+    journal.close()
+    Journal(path).close()
+
+
+def test_a_journal_that_was_replaced_is_not_in_place(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.is_in_place()
+    path.rename(path.with_suffix(".moved"))
+    assert not journal.is_in_place()
+    path.write_bytes(MAGIC)
+    assert not journal.is_in_place(), "another file of that name is no more found by it"
+    journal.close()
+
+
+def test_a_look_at_the_lock_keeps_no_agent_out(path: Path) -> None:
+    """`is_in_use` holds a shared lock for a moment; an agent that starts just then waits that moment."""
+    Journal(path).close()
+    look = os.open(path.with_suffix(".lock"), os.O_RDWR)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    threading.Timer(0.01, os.close, (look,)).start()
+    journal = Journal(path)
+    assert is_in_use(path)
+    journal.close()
+    assert not is_in_use(path)
+
+
+def test_a_join_takes_over_all_unanswered_facts(path: Path) -> None:
+    journal = Journal(path)
+    story(journal)
+    journal.join(2, [Fact("started", *name_of(2)), Fact("exited", *name_of(2), 0, "exit")])
+    journal.close()
+    again = Journal(path)
+    assert [fact.kind for fact in again.state.unanswered] == ["started", "exited"]
+    again.live("ledger-1")
+    assert again.state.unanswered == []
+    again.close()
+
+
+def test_it_stays_small_whatever_goes_through(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "JOURNAL_BYTES_MAX", 4096)
+    journal = Journal(path)
+    journal._bytes_max = 4096
+    journal.join(3, [])
+    journal.live("ledger-1")
+    journal.placed([place_of(0)])
+    biggest = 0
+    for no in range(1, 500):
+        journal.facts(frame(no, Fact("claimed", *name_of(no)), Fact("freed", *name_of(no))))
+        journal.flush()
+        journal.answered(no - 1)
+        biggest = max(biggest, path.stat().st_size)
+    assert biggest < 2 * 4096
+    written = seen(journal.state)
+    journal.close()
+    again = Journal(path)
+    assert seen(again.state) == written
+    assert list(again.state.places) == [name_of(0)]
+    again.close()
+    assert sorted(os.listdir(path.parent)) == ["agent.journal", "agent.lock"]
+
+
+def test_the_memory_journal_folds_alike() -> None:
+    journal = MemoryJournal(join_n=9)
+    assert journal.state.join_n == 9
+    story(journal)
+    assert seen(journal.state) == (1, "ledger-1", [Fact("started", *name_of(2))], [name_of(2)])

@@ -1,0 +1,132 @@
+"""What the worker believes, against what its driver, the supervisor and the engine really have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection
+
+import pytest
+
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.frames import Finding, Look, Looked
+from moorage.schemas.job import Request
+from moorage.worker.agent import lost_members
+from moorage.worker.agent.run import start
+from moorage.worker.drivers.base import Assignment, DriverEvent, Publish, Report
+from moorage.worker.drivers.conformance.bench import WORKER, Bench, open_bench
+from moorage.worker.drivers.conformance.leader import until
+from moorage.worker.drivers.process.driver import ProcessDriver
+from moorage.worker.session.member_messages import Ended, MemberName
+
+EXITS = {"run": {"argv": ["true"]}}
+HANGS = {"run": {"argv": ["sleep", "600"]}}
+
+_decode_looked = Decoder[Looked](Looked)
+
+
+class LosesEnds(ProcessDriver):
+    """It loses the report of each end, and of nothing else."""
+
+    name = "loses"
+
+    def attach(self, report: Report, publish: Publish) -> None:
+        def tell(event: DriverEvent) -> None:
+            if not isinstance(event, Ended) or event.items[0][2] == "lost":
+                report(event)
+
+        super().attach(tell, publish)
+
+
+class OnlyOnce(ProcessDriver):
+    """Its first answer leaves out every member, its later answers are right; `asked` counts them."""
+
+    name = "once"
+    asked = 0
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        type(self).asked += 1
+        return () if self.asked == 1 else await super().living(names)
+
+
+class BringsForLong(ProcessDriver):
+    """What its members need does not come."""
+
+    name = "brings"
+    asked = 0
+
+    def _is_ready(self, assignment: Assignment) -> bool:
+        return False
+
+    async def _made_ready(self, assignment: Assignment, member: object) -> object:  # type: ignore[override]
+        return await asyncio.Event().wait()
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        type(self).asked += 1
+        return await super().living(names)
+
+    def check(self, request: Request) -> None:
+        """Take every request."""
+
+
+@contextlib.asynccontextmanager
+async def worker_with(url: str, driver: type[ProcessDriver]) -> AsyncIterator[Bench]:
+    async with open_bench(url, f"{__name__}:{driver.__name__}", 20.0) as bench:
+        running = await start(bench.settings, url)
+        try:
+            await bench.joined()
+            yield bench
+        finally:
+            await running.stop()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_members, "LOOK_RENEWALS", 0.5)
+
+
+async def place(bench: Bench, request: dict[str, dict[str, list[str]]]) -> MemberName:
+    name = bench.name()
+    await bench.place(name, {"run": request["run"] | {"driver": bench.driver}})
+    return name
+
+
+async def test_a_member_of_which_nothing_runs_is_ended_as_lost(nats_url: str, often: None) -> None:
+    async with worker_with(nats_url, LosesEnds) as bench:
+        name = await place(bench, EXITS)
+        exited = await bench.ended(name)
+        assert (exited.code, exited.detail) == (-9, "lost")
+        await bench.ended(await place(bench, EXITS))  # on the same GPU
+
+
+async def test_one_answer_that_leaves_a_member_out_ends_nothing(nats_url: str, often: None) -> None:
+    async with worker_with(nats_url, OnlyOnce) as bench:
+        OnlyOnce.asked = 0
+        name = await place(bench, HANGS)
+        await until(lambda: OnlyOnce.asked > 6, what="several looks")
+        assert "exited" not in bench.seat.kinds(name)
+        await bench.end(name, 0.0)
+        assert (await bench.ended(name)).detail == "end"
+
+
+async def test_a_member_whose_needs_are_still_brought_is_not_lost(nats_url: str, often: None) -> None:
+    async with worker_with(nats_url, BringsForLong) as bench:
+        BringsForLong.asked = 0
+        name = await place(bench, HANGS)
+        await until(lambda: BringsForLong.asked > 6, what="several looks")
+        assert bench.seat.kinds(name) == ["claimed"]
+        await bench.end(name, 0.0)
+        assert (await bench.ended(name)).detail == "end"
+
+
+async def test_an_audit_is_told_of_a_member_of_which_nothing_runs(nats_url: str) -> None:
+    async with worker_with(nats_url, LosesEnds) as bench:
+        name, subject = await place(bench, EXITS), bench.leader.subjects.worker(WORKER, "looked")
+        await bench.heard("started", name)
+        looked = await bench.leader.nc.subscribe(subject)
+        for ask in range(100):  # the supervisor may see the end a moment later
+            await bench.leader.nc.publish(bench.leader.subjects.look, encode(Look(ask, bench.leader.reign)))
+            frame = _decode_looked((await looked.next_msg(10)).data)
+            if frame.findings:
+                break
+        assert frame.findings == [Finding("nothing-runs", -1, "", name=f"acme/a/0 fence {name[4]}")]

@@ -1,0 +1,665 @@
+"""The driver podman on real podman: what it starts, what it tells of it, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+import pytest
+
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Device, ReadLog
+from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.system.proctree import boottime_s, descendants
+from moorage.worker.agent.policy import Policy
+from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.drivers.container.entry import Entries
+from moorage.worker.drivers.container.podman import FOLDER, PodmanDriver
+from moorage.worker.drivers.container.podman_command import (
+    Done,
+    Podman,
+    PodmanSettings,
+    last_error,
+    run_fault,
+    words_of,
+)
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter import limits
+from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
+from tests.nvidia.limited import built, put_for_containers, uuid_of
+from tests.podmans import PodmanHome, podman_home, why_no_podman
+from tests.registries import Registry, large_layer
+from tests.waiting import NeverHappened, until
+from tests.worker.limited_containers import limited_containers
+from tests.worker.supervisor_rig import lives
+
+IMAGE: Final = "moorage-test:podman"
+NO_RULES: Final = Policy({}, {}, {}, None, {})
+WAIT_S: Final = 90.0
+#: of podman's disk in the test that fills it: its image fits there twice, for a container is a copy of it
+DISK_BYTES: Final = 24 << 20
+TOKEN: Final = "a secret\nof two lines"
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[PodmanHome]:
+    if why := why_no_podman():
+        pytest.skip(why)
+    with podman_home() as made:
+        made.make_image(IMAGE)
+        yield made
+
+
+class Rig:
+    """A driver, and all that it reports."""
+
+    def __init__(
+        self, home: PodmanHome, state: Path, devices: Sequence[Device] = (), limiter: bool = False, daemons: Any = None,
+        **own: Any,
+    ) -> None:  # fmt: skip
+        self.home = home
+        self.devices = devices
+        self.link = SupervisorLink(state)
+        kept = state.parent / "secrets"
+        if not kept.exists():
+            kept.mkdir(mode=0o700)
+            (kept / "token").touch(mode=0o600)
+            (kept / "token").write_text(TOKEN)
+        worker = WorkerSettings(
+            state, "w1", output_cap_bytes=1 << 20, secrets_dir=kept, limiter=limiter, limiter_context=0
+        )
+        fields = {"options": home.options, "pull": "never"} | own
+        kit = Kit("w1", worker, NO_RULES, self.link, len(devices), not devices, PodmanSettings(**fields), mps=daemons)
+        self.driver = PodmanDriver.from_kit(kit)
+        self.events: list[DriverEvent] = []
+        self.frames: list[tuple[MemberName, OutputFrame]] = []
+        self.living: list[Living] = []
+        self.driver.attach(
+            self.events.append, lambda name, raw: self.frames.append((name, msgspec.json.decode(raw, type=OutputFrame)))
+        )
+
+    async def __aenter__(self) -> Rig:
+        self.living = await self.driver.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.driver.close()
+
+    def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
+        resources, gpu = run.pop("resources", None), run.pop("gpu", None)
+        config = {"podman": {key: run.pop(key) for key in ("shm_mib",) if key in run}}
+        asked = Run(driver="podman", image=image, argv=list(argv), **run)
+        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
+        name = ("acme", job, 0, 1, 7)
+        self.driver.check(request)
+        self.driver.start(
+            [Assignment(name, request, list(self.devices), gpu.effective_sharing if gpu else "exclusive")]
+        )
+        return name
+
+    def told(self, kind: type, name: MemberName) -> Any:
+        """What it reported of this member in an event of that kind; None so far."""
+        for event in self.events:
+            if isinstance(event, kind):
+                for each in getattr(event, "items", None) or [(one,) for one in getattr(event, "names", [])]:
+                    if each[0] == name:
+                        return each
+        return None
+
+    async def reported(self, kind: type, name: MemberName) -> Any:
+        try:
+            return await until(lambda: self.told(kind, name), deadline_s=WAIT_S)
+        except NeverHappened:
+            raise AssertionError(f"no {kind.__name__} of {name[1]}, but {self.events}") from None
+
+    async def said(self, name: MemberName, word: str, stream: str = "out") -> str:
+        await until(lambda: word in self.live_output(name, stream), deadline_s=WAIT_S, what=f"{word!r}")
+        return self.live_output(name, stream)
+
+    async def output(self, name: MemberName, stream: Any = "out") -> str:
+        ask = ReadLog("s", *name, driver="podman", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
+        return (await self.driver.read_log(ask)).text
+
+    def live_output(self, name: MemberName, stream: str = "out") -> str:
+        return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
+
+
+@contextlib.asynccontextmanager
+async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
+    state = tmp_path / "s"
+    try:
+        yield state
+    finally:
+        with contextlib.suppress(SupervisorUnavailable):
+            last = await Supervised.connect(state, spawn_if_absent=False)
+            await last.shutdown(0.0)
+
+
+def secret_files(state: Path) -> list[Path]:
+    """Return the files with secrets of the drivers of this state folder."""
+    folder = Entries("w1@podman", (state / "mark").read_text()).folder.path
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+async def nothing_left(home: PodmanHome, state: Path) -> None:
+    """Wait until podman knows of no container and no secret, and none of its processes runs."""
+
+    left: list[str] = []
+
+    def is_empty() -> bool:  # in a thread, since the driver removes things meanwhile
+        files = [*(state / FOLDER).iterdir(), *secret_files(state)]
+        left[:] = [*home.containers(), *map(str, home.processes()), *map(str, files)]
+        return not left
+
+    try:
+        await until(lambda: asyncio.to_thread(is_empty), deadline_s=WAIT_S)
+    except NeverHappened:
+        raise AssertionError(f"left: {left}") from None
+
+
+@pytest.mark.slow
+async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB $HOME; echo kept > file; exit 7"
+        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi\nyou"})
+        assert await rig.reported(Started, name)
+        assert await rig.reported(Ended, name) == (name, 7, "exit")
+        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi you j1 /work\n"
+        assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
+        assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
+        folder = state / "folders" / "w1@podman" / "acme.j1.0.1.7"
+        assert (folder / "file").read_text() == "kept\n"
+        await nothing_left(home, state)
+        rig.driver.forget([name])
+
+
+@pytest.mark.slow
+async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state, pids_max=99, shm=3 << 20) as rig:
+        limits = Resources(cpu_milli=500, memory_mib=64)
+        name = rig.start("j1", "sh", "-c", "cat /proc/self/status; sleep 600", resources=limits)
+        await rig.reported(Started, name)
+        (container,) = home.containers()
+        [told] = msgspec.json.decode(home.podman("inspect", container))
+        host = told["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (500_000_000, 64 << 20, 64 << 20)
+        assert host["ShmSize"] == 3 << 20
+        asks = rig.start("asks", "cat", "/proc/mounts", shm_mib=5)
+        assert await rig.reported(Ended, asks) == (asks, 0, "exit")
+        assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
+        assert (host["PidsLimit"], host["Privileged"], host["NetworkMode"]) == (99, False, "none")
+        assert (host["PidMode"], host["RestartPolicy"]["Name"], host["PortBindings"]) == ("private", "", {})
+        text = await rig.said(name, "NoNewPrivs:\t1")
+        assert "CapEff:\t0000000000000000" in text
+        rig.driver.end(name, 0.0, "test")
+        assert await rig.reported(Ended, name) == (name, -9, "end")
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_an_end_gives_the_grace_and_a_timeout_ends_it(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        asked = rig.start("asked", "sh", "-c", "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done")
+        late = rig.start("late", "sleep", "600", timeout_s=12.0, grace_s=1.0)
+        await rig.said(asked, "up")
+        rig.driver.end(asked, 600.0, "cancelled")
+        assert await rig.reported(Ended, asked) == (asked, 3, "end")
+        assert await rig.output(asked) == "up\nsaved\n"
+        assert await rig.reported(Ended, late) == (late, -9, "timeout")
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_the_next_agent_goes_on_with_what_runs_and_removes_what_is_left(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state) as first:
+            name = first.start("j1", "sh", "-c", "echo a; while ! [ -e go ]; do sleep 0.1; done; echo b; exit 5")
+            over = first.start("over", "sh", "-c", "echo up; while ! [ -e go ]; do sleep 0.1; done; echo late; exit 4")
+            for each, word in ((name, "a"), (over, "up")):
+                await first.reported(Started, each)
+                await first.said(each, word)
+        folders = state / "folders" / "w1@podman"
+        (folders / "acme.over.0.1.7" / "go").touch()
+        await until(lambda: asyncio.to_thread(lambda: len(home.containers()) == 1), deadline_s=WAIT_S)
+        stray = f"--label=moorage.state={(state / 'mark').read_text()}"
+        home.podman("create", stray, "--label=moorage.member=w1@podman|acme/x/0/1/1", "--network=none", IMAGE, "true")
+        async with Rig(home, state) as second:
+            found = {(each.name, each.phase, each.code) for each in second.living}
+            if (over, "running", 0) in found:  # podman itself ends after it has removed the container
+                assert await second.reported(Ended, over) == (over, 4, "exit")
+                found ^= {(over, "running", 0), (over, "exited", 4)}
+            assert found == {(name, "running", 0), (over, "exited", 4)}
+            removed = "what an agent before has left is removed"
+            await until(lambda: asyncio.to_thread(lambda: len(home.containers()) == 1), WAIT_S, removed)
+            (folders / "acme.j1.0.1.7" / "go").touch()
+            assert await second.reported(Ended, name) == (name, 5, "exit")
+            assert await second.output(name) == "a\nb\n"
+            assert await second.output(over) == "up\nlate\n"
+            await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_the_fence_ends_it_without_agent_and_podman(home: PodmanHome, tmp_path: Path) -> None:
+    """Podman itself is killed first: what runs then is conmon and the container, in cgroups of podman's choice."""
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state) as rig:
+            hides = "env -i setsid sleep 600 & echo up; wait"
+            names = [rig.start(job, "sh", "-c", hides) for job in ("fenced", "killed")]
+            for name in names:
+                await rig.said(name, "up")
+                await rig.reported(Started, name)
+            inits = [int(path.read_text()) for path in (state / FOLDER).glob("*.pid")]
+            inside = descendants(inits)
+            assert (len(inits), len(inside)) == (2, 4)
+            assert set(rig.driver.members_of(inside).values()) == set(names), "told from outside"
+            os.kill(rig.driver._processes._pids[names[1]], signal.SIGKILL)
+            assert await rig.reported(Ended, names[1]) == (names[1], -9, "exit")
+            assert sum(map(lives, inside)) == 2, "with podman killed its container is over when that is told"
+            rig.driver.set_fence(boottime_s() + 1.0, 0.0)
+            await asyncio.sleep(0)
+        await until(lambda: not any(map(lives, inside)), deadline_s=WAIT_S, what="the fence ends it")
+        async with Rig(home, state) as again:
+            ends = [(each.name, each.code, each.reason) for each in again.living if each.phase == "exited"]
+            if names[0] not in [name for name, *_ in ends]:  # podman itself is ended after the container: it may last
+                ends.append(await again.reported(Ended, names[0]))
+            assert (names[0], -9, "fence") in ends
+            await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_a_supervisor_that_dies_leaves_no_container_to_the_next_one(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        name = rig.start("j1", "sh", "-c", "env -i setsid sleep 600 & echo up; exec env -i sleep 600")
+        await rig.said(name, "up")
+        inside = descendants([int(path.read_text()) for path in (state / FOLDER).glob("*.pid")])
+        assert len(inside) == 2
+        os.kill(rig.link.pid, signal.SIGKILL)
+        assert await rig.reported(Ended, name) == (name, -9, "lost")
+        assert not any(map(lives, inside))
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_whose_fault_it_is_that_nothing_started(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state, request_user=True) as rig:
+        starts = {
+            "none": (rig.start("none", "nope"), 127, "executable file not found"),
+            "folder": (rig.start("folder", "/tmp"), 126, "permission denied"),
+            "cwd": (rig.start("cwd", "true", cwd="/nowhere"), 126, "/nowhere"),
+            "user": (rig.start("user", "true", user="nosuchuser"), 126, "unable to find user"),
+        }
+        for name, code, word in starts.values():
+            _, told, why = await rig.reported(StartFailed, name)
+            assert (told, word in why) == (code, True), why
+            assert rig.told(Started, name) is None
+        image = rig.start("image", "true", image="nowhere.invalid/none:1")
+        assert (await rig.reported(NotStarted, image))[1].startswith("not-here: there is no image")
+        own = rig.start("own", "sh", "-c", "exit 126")
+        assert await rig.reported(Ended, own) == (own, 126, "exit"), "a code of the program's own"
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_podman_is_asked_for_an_image_again_only_once_its_images_have_changed(
+    home: PodmanHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        asked: list[tuple[str, ...]] = []
+        ask = rig.driver.podman.ask
+
+        async def counted(*words: str, **fields: Any) -> Any:
+            asked.append(words)
+            return await ask(*words, **fields)
+
+        monkeypatch.setattr(rig.driver.podman, "ask", counted)
+        home.podman("tag", IMAGE, "localhost/other:1")
+        for job in ("j1", "j2"):
+            name = rig.start(job, "sh", "-c", "exit 3", image="localhost/other:1")
+            assert await rig.reported(Ended, name) == (name, 3, "exit")
+        assert [words[:2] for words in asked] == [("image", "exists")]
+        home.podman("rmi", "localhost/other:1")
+        last = rig.start("j3", "true", image="localhost/other:1")
+        told = await until(lambda: rig.told(NotStarted, last) or rig.told(StartFailed, last), deadline_s=WAIT_S)
+        assert "this worker does not pull it" in str(told)
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_a_host_that_cannot_sends_the_job_elsewhere(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state, pull="missing") as rig:  # no registry is reached here
+            name = rig.start("j1", "true", image="registry.invalid/none:1")
+            assert "image registry.invalid/none:1 cannot be pulled" in (await rig.reported(NotStarted, name))[1]
+        async with Rig(home, state, mounts=("/nowhere/at/all:/x:ro",)) as rig:
+            name = rig.start("j2", "true")
+            assert "/nowhere/at/all" in (await rig.reported(NotStarted, name))[1]
+            assert rig.told(Started, name) is None
+        async with Rig(home, state, options=("--root=/proc/nowhere",)) as rig:
+            name = rig.start("j3", "true")
+            assert await rig.reported(NotStarted, name)
+        async with Rig(home, state):  # what the drivers before had not removed yet when they were closed
+            await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_an_image_is_pulled_with_the_password_that_the_operator_keeps_and_a_bad_pull_says_whose_fault_it_is(
+    home: PodmanHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Registry.serving(login="me:pass:word") as registry:
+        registries = tmp_path / "registries.conf"
+        registries.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries))
+        image, logins = f"{registry.address}/box:1", {registry.address: "login"}
+        async with state_of(tmp_path) as state, Rig(home, state, pull="missing", registry_secrets=logins) as rig:
+            login = tmp_path / "secrets" / "login"
+            login.touch(mode=0o600)
+            login.write_text("me:pass:word\n")
+            absent = rig.start("absent", "true", image=f"{registry.address}/box:2")
+            told = (await rig.reported(NotStarted, absent))[1]
+            assert told.startswith("not-here: image ")
+            assert "cannot be pulled" in told
+            name = rig.start("j1", "sh", "-c", "exit 3", image=image)
+            assert await rig.reported(Ended, name) == (name, 3, "exit")
+            notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
+            assert notes[0] == f"pulling the image {image}", "the caller sees it"
+            login.write_text("me:wrong\n")
+            home.podman("rmi", image)
+            refused = rig.start("refused", "true", image=image)
+            told = await until(
+                lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=WAIT_S, what="it"
+            )
+            assert "cannot be pulled" in str(told)
+            await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_a_disk_that_is_full_while_pulling_sends_the_job_elsewhere_and_keeps_nothing_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := why_no_podman():
+        pytest.skip(why)
+    with podman_home(disk_bytes=DISK_BYTES) as small, Registry.serving(large_layer(2 * DISK_BYTES)) as registry:
+        small.make_image(IMAGE)
+        registries = tmp_path / "registries.conf"
+        registries.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries))
+        async with state_of(tmp_path) as state, Rig(small, state, pull="missing") as rig:
+            name = rig.start("full", "true", image=f"{registry.address}/box:1")
+            told = (await rig.reported(NotStarted, name))[1]
+            assert "cannot be pulled" in told
+            assert "no space left on device" in told
+            assert rig.told(Started, name) is None
+            assert rig.told(StartFailed, name) is None
+            again = rig.start("here", "sh", "-c", "exit 4")
+            assert await rig.reported(Ended, again) == (again, 4, "exit"), "the disk has room for what it had"
+            await nothing_left(small, state)
+
+
+@pytest.mark.slow
+async def test_a_secret_is_a_variable_of_the_job_and_stands_nowhere_else(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        shows = 'echo "$TOKEN"; echo up >&2; while ! [ -e go ]; do sleep 0.1; done'
+        name = rig.start("j1", "sh", "-c", shows, env={"TOKEN": Secret("token")})
+        missing = rig.start("j2", "true", env={"TOKEN": Secret("no-such")})
+        assert (await rig.reported(NotStarted, missing))[1].startswith("not-here: secret 'no-such'")
+        assert await rig.said(name, "two lines") == f"{TOKEN}\n"
+        await rig.reported(Started, name)
+        (container,) = home.containers()
+        shown = home.podman("inspect", container).encode()
+        for pid in home.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of podman's that ends just now
+                shown += Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"two lines" not in shown
+        await until(lambda: secret_files(state) == [], WAIT_S, "its file is gone once it has started")
+        (state / "folders" / "w1@podman" / "acme.j1.0.1.7" / "go").touch()
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        await nothing_left(home, state)
+
+
+@pytest.fixture
+def spec() -> Iterator[tuple[str, Path]]:
+    """A kind of devices that only this test has, and its file where podman 4.3 looks."""
+    kind = f"moorage-test-{secrets.token_hex(4)}.com/gpu"
+    path = Path("/etc/cdi") / f"{kind.partition('/')[0]}.json"
+    path.parent.mkdir(exist_ok=True)
+    try:
+        yield kind, path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def spec_of(kind: str, *names: str) -> bytes:
+    nodes = {name: [{"path": f"/dev/moorage-test-{name}", "hostPath": "/dev/null"}] for name in names}
+    edits = [{"name": name, "containerEdits": {"deviceNodes": node}} for name, node in nodes.items()]
+    return msgspec.json.encode({"cdiVersion": "0.5.0", "kind": kind, "devices": edits})
+
+
+def card(kind: str, name: str) -> Device:
+    return Device(0, "nvidia", "made up", f"GPU-{name}", cdi=[f"{kind}={name}"])
+
+
+@pytest.mark.slow
+async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_no_other(
+    home: PodmanHome, tmp_path: Path, spec: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, path = spec
+    path.write_bytes(spec_of(kind, "0", "1", "2"))
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state, [card(kind, "0"), card(kind, "2")]) as rig:
+            shows = "ls /dev/moorage-test-*; echo $NVIDIA_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES"
+            name = rig.start("j1", "sh", "-c", shows)
+            assert await rig.reported(Ended, name) == (name, 0, "exit")
+            told = await rig.output(name)
+            assert told == "/dev/moorage-test-0\n/dev/moorage-test-2\nvoid GPU-0,GPU-2\n"
+            # what podman did not inject, here since the driver counts on a node that no spec has
+            monkeypatch.setattr(PodmanDriver, "_nodes", lambda *_: ["/dev/moorage-test-0", "/dev/moorage-test-9"])
+            name = rig.start("j2", "sleep", "600")
+            why = (await rig.reported(NotStarted, name))[1]
+            assert "podman did not inject /dev/moorage-test-9" in why
+            assert rig.told(Started, name) is None
+        monkeypatch.undo()
+        async with Rig(home, state, [card(kind, "7")]) as rig:
+            name = rig.start("j3", "true")
+            assert f"unresolvable CDI devices {kind}=7" in (await rig.reported(NotStarted, name))[1]
+        path.write_text('{"cdiVersion": "0.5.0", "kind":')
+        async with Rig(home, state, [card(kind, "0")]) as rig:
+            name = rig.start("j4", "true")
+            why = (await rig.reported(NotStarted, name))[1]
+            assert f"unresolvable CDI devices {kind}=0" in why
+            assert str(path) in why, "the file that is broken is named"
+            await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_a_container_with_a_share_is_held_to_it_by_a_segment_of_its_own(
+    home: PodmanHome, tmp_path: Path, spec: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, path = spec
+    path.write_bytes(spec_of(kind, "0"))
+    device = Device(0, "nvidia", "made up", uuid_of(0), cdi=[f"{kind}=0"])
+    monkeypatch.setattr(limits, "LIBRARY", built() / "limiter.bin")
+    put_for_containers(tmp_path / "built")
+    mounts = (f"{tmp_path}/built:/built:ro",)
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state, [device], limiter=True, mounts=mounts) as rig:
+            await limited_containers(rig, rig.driver._limits)
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_fifty_containers_leave_nothing(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        before = len(os.listdir("/proc/self/fd"))
+        for turn in range(5):
+            names = [rig.start(f"j{turn}-{at}", "sh", "-c", f"exit {at}") for at in range(10)]
+            for at, name in enumerate(names):
+                assert await rig.reported(Ended, name) == (name, at, "exit")
+            rig.driver.forget(names)
+        await nothing_left(home, state)
+        driver = rig.driver
+        for left in (driver._known, driver._starting, driver._bringing, driver._to_remove):
+            assert not left
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before, deadline_s=WAIT_S, what="no descriptor is left")
+        assert [path.name for path in home.folder.glob("root/vfs-containers/*") if path.is_dir()] == []
+
+
+# ------------------------------------------------------------------------------------------------- without podman
+
+
+def test_an_error_is_sorted_by_whose_fault_it_is() -> None:
+    for text, code in (
+        ('runc: runc create failed: exec: "nope": executable file not found in $PATH: OCI runtime attempted to invoke a'
+         " command that was not found", 127),
+        ("crun: executable file `nope` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a"
+         " command that was not found", 127),
+        ('runc: runc create failed: exec: "/tmp": permission denied: OCI permission denied', 126),
+        ('workdir "/nowhere" does not exist on container 80', 126),
+        ("unable to find user nouser: no matching entries in passwd file", 126),
+        ("runc: error setting rlimit type 7: operation not permitted: OCI permission denied", None),
+        ("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=9", None),
+        ("creating container storage: no space left on device", None),
+    ):  # fmt: skip
+        assert run_fault(text).code == code, text
+    assert last_error(b"noise\nError: first\nError: last\nSee 'podman run --help'\n") == "last"
+    assert last_error(b"only this\n") == "only this"
+    assert last_error(b"") == ""
+
+
+def test_limits_that_this_host_cannot_set_are_left_out() -> None:
+    host = {
+        "NetworkMode": "none", "IpcMode": "private", "ShmSize": 1, "CapDrop": [], "SecurityOpt": [], "Binds": [],
+        "PidsLimit": 9, "NanoCpus": 1_500_000_000, "Memory": 5, "MemorySwap": 5, "Devices": [{"PathOnHost": "/dev/x"}],
+        "Mounts": [{"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True}],
+        "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}],
+    }  # fmt: skip
+    config = {"HostConfig": host, "Labels": {}, "Env": [], "User": "", "Image": "i", "Cmd": ["--help"]}
+    words = words_of(config, frozenset({"cpu", "memory", "pids"}))
+    assert {
+        "--cpus=1.5",
+        "--memory=5b",
+        "--memory-swap=5b",
+        "--pids-limit=9",
+        "--device=/dev/x",
+        "--ulimit=memlock=-1:-1",
+    } <= {*words}
+    assert words[-3:] == ["--", "i", "--help"], "no word of a job is an option"
+    assert not [each for each in words_of(config, frozenset()) if each.startswith(("--cpus", "--memory", "--pids"))]
+
+
+def test_settings_that_no_container_can_have_are_refused() -> None:
+    PodmanSettings()
+    for wrong in ({"user": "root"}, {"network": "host"}, {"mounts": ("x",)}, {"options": ("root",)}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            PodmanSettings(**wrong)
+
+
+async def test_without_podman_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kit = Kit("w1", WorkerSettings(tmp_path, "w1"), NO_RULES, SupervisorLink(tmp_path), 0, True, PodmanSettings())
+    with pytest.raises(Refused, match="needs the command podman"):
+        PodmanDriver.from_kit(kit)
+
+
+class Keeps:
+    """Podman as a command that lists what a driver's earlier agent left, and removes nothing."""
+
+    def __init__(self, *left: str) -> None:
+        self.left = left
+
+    async def ask(self, *words: str, **fields: Any) -> Done:
+        if words[0] == "ps":
+            return Done(0, "".join(f"{number} {key}\n" for number, key in enumerate(self.left)), "")
+        return Done(2, "", "device or resource busy")
+
+
+async def test_a_worker_that_opens_removes_no_file_of_another_worker_under_the_same_supervisor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FOLDER).mkdir()
+    link, name = SupervisorLink(tmp_path), ("acme", "train", 0, 1, 10)
+    first, second = (PodmanDriver(link, worker) for worker in ("w1", "w2"))
+    files = [each._file(name, ".pid") for each in (first, second)]
+    for file in files:
+        file.touch()
+    second.podman = cast(Podman, Keeps(second._key(name)))
+    await second._sweep([])
+    assert [file.exists() for file in files] == [True, False]
+    assert "containers of an earlier agent are not removed: device or resource busy" in caplog.text
+
+
+class Daemons:
+    """Of an agent's MPS daemons what a driver asks for: where the one of a member is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.joined: list[MemberName] = []
+
+    async def join(self, name: MemberName) -> dict[str, str]:
+        self.joined.append(name)
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": f"{self.folder}/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": f"{self.folder}/log",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        }
+
+
+@pytest.mark.slow
+async def test_a_container_that_shares_by_mps_reaches_its_daemon_and_the_hosts_shared_memory(
+    home: PodmanHome, tmp_path: Path, spec: tuple[str, Path]
+) -> None:
+    kind, path = spec
+    path.write_bytes(spec_of(kind, "0"))
+    daemons, mark = Daemons(tmp_path / "mps"), Path("/dev/shm") / f"moorage-test-{secrets.token_hex(8)}"
+    for folder in ("pipe", "log"):
+        (daemons.folder / folder).mkdir(parents=True)
+    (daemons.folder / "pipe/control").touch()
+    tmp_path.chmod(0o755)
+    async with state_of(tmp_path) as state:
+        rig = Rig(home, state, [card(kind, "0")], daemons=daemons, mps_host_ipc=True, user="0:0")
+        assert (rig.driver.joins_mps, rig.driver.modes_refused) == (True, ())
+        async with rig:
+            mark.touch()
+            try:
+                shows = "cd $CUDA_MPS_PIPE_DIRECTORY; env; ls . /dev/shm; touch x || echo no; sleep 600"
+                name = rig.start("j1", "sh", "-c", shows, gpu=GpuSpec(sharing="mps"), env={"TOKEN": Secret("token")})
+                said = await rig.said(name, "no\n")
+            finally:
+                mark.unlink()
+            lines = said.splitlines()
+            assert {"control", mark.name, f"CUDA_MPS_PIPE_DIRECTORY={daemons.folder}/pipe"} <= {*lines}
+            assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in lines
+            assert daemons.joined == [name]
+            (container,) = home.containers()
+            [shown] = msgspec.json.decode(home.podman("inspect", container))
+            ours = os.readlink("/proc/self/ns/ipc")  # podman 4.3 calls every namespace shareable
+            assert os.readlink(f"/proc/{shown['State']['Pid']}/ns/ipc") == ours
+            rig.driver.end(name, 0.0, "end")
+            await rig.reported(Ended, name)
+            other = rig.start("j2", "sh", "-c", "ls /dev/shm; echo end", env={"TOKEN": Secret("token")})
+            assert await rig.reported(Ended, other) == (other, 0, "exit")
+            assert await rig.output(other) == "end\n", "a container that does not share has a /dev/shm of its own"
+            await nothing_left(home, state)
+
+
+def test_rootless_only_the_agents_own_user_shares_by_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = PodmanDriver.__new__(PodmanDriver)
+    driver._policy = NO_RULES
+    users: list[int | None] = []
+    for euid in (0, 4321):
+        monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
+        for user in ("65534", "0:0"):
+            driver.own = PodmanSettings(mps_host_ipc=True, user=user)
+            users.append(driver.uid_of("acme", Request(run=Run(driver="podman", image="i", argv=["x"]))))
+    assert users == [65534, 0, None, 4321]

@@ -1,0 +1,514 @@
+"""The state machine in a world that loses, repeats and reorders, stops and kills: what holds after every step.
+
+The world has a leader that folds facts as the ledger does, a driver that keeps the fence as the supervisor does, a
+real pool, and a real journal in memory. Hypothesis plays the network, the jobs, the clock and the crashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from moorage.schemas.capabilities import UP_TO_0_2
+from moorage.schemas.codec import decode_request, encode
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import (
+    Device,
+    End,
+    Fact,
+    FactAck,
+    FactFrame,
+    Joined,
+    Place,
+    Renewed,
+    RollCall,
+    Start,
+    Wanted,
+)
+from moorage.worker.agent.journal import MemoryJournal
+from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
+from moorage.worker.session.lease_session import NEVER_S
+from moorage.worker.session.member_messages import (
+    AnswerRefused,
+    Claims,
+    Command,
+    Ended,
+    EndMember,
+    Event,
+    FactsAnswered,
+    Forget,
+    Member,
+    MemberName,
+    NotFree,
+    NotStarted,
+    ProbeFree,
+    Quarantine,
+    Release,
+    Restored,
+    SeenFree,
+    SendFacts,
+    SendJoin,
+    SendRenew,
+    SessionLive,
+    SetFence,
+    Started,
+    StartFailed,
+    StartMembers,
+    Tick,
+    TryClaim,
+    TurnOver,
+)
+from moorage.worker.session.members import Members
+
+SLOTS = 4
+RENEW_S, LEASE_S, GRACE_S = 2.0, 20.0, 5.0
+BODIES = {
+    "plain": encode({"gpu": {}, "run": {"argv": ["x"]}}),
+    "keep": encode({"gpu": {}, "run": {"argv": ["x"]}, "on_partition": "keep"}),
+}
+#: What may be said of one member, in the ledger's order, each letter a fact. An agent that was killed may have taken
+#: `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may be answered `withdrawn`.
+CHAIN = re.compile(r"(c?r|n|c?s?(e(qf?|f)?)?)?w?")
+LETTER = {
+    "refused": "r",
+    "withdrawn": "w",
+    "not-held": "n",
+    "claimed": "c",
+    "started": "s",
+    "exited": "e",
+    "quarantined": "q",
+    "freed": "f",
+}
+
+
+class World(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.now = 1000.0
+        self.journal = MemoryJournal()
+        self.devices = [Device(index, "nvidia", "H100", f"uuid-{index}") for index in range(SLOTS)]
+        # the driver and the devices: they outlive the agent
+        self.processes: dict[MemberName, str] = {}  # starting, running, or how it ended and is not forgotten
+        self.keeps: set[MemberName] = set()
+        self.on_device: dict[int, set[MemberName]] = {slot: set() for slot in range(SLOTS)}
+        self.fence_s = NEVER_S
+        self.started: Counter[MemberName] = Counter()
+        # the leader and the wires
+        self.reign = 1
+        self.session = ""
+        self.join_n = 0
+        self.no = 0
+        self.ledger: list[Fact] = []
+        self.to_leader: list[object] = []
+        self.to_worker: list[Event | tuple[str, Event]] = []
+        self.said: list[Wanted] = []
+        self.wanted: dict[MemberName, Place] = {}
+        self.ended: set[MemberName] = set()
+        self.fence = 0
+        self.boot()
+        self.the_wires_are_calm()
+
+    # -- the shell, as far as it matters
+
+    def boot(self) -> None:
+        self.pool = GpuPool(self.devices)
+        self.leases: dict[MemberName, PoolLease] = {}
+        self.quarantined: dict[int, set[MemberName]] = {}
+        self.probing: list[Member] = []
+        state = self.journal.state
+        self.members = Members(
+            "w1", {"process": UP_TO_0_2["process"]}, join_n=state.join_n, ledger=state.ledger, tombstones_max=8
+        )
+        held: list[tuple[Member, str, int, str]] = []
+        withdrawn: list[MemberName] = []
+        for name, place in state.places.items():
+            member = Member(name, place, decode_request(place.body), 0.0)
+            phase = self.processes.get(name)
+            if phase is None and not place.hold:
+                withdrawn.append(name)
+                continue
+            with contextlib.suppress(SlotsRefused):  # it is over, which died unjournalled, and its slots went on
+                self.leases[name] = self.pool.try_claim_slots(place.slots, "exclusive", name[1])
+            if phase is None:
+                held.append((member, "claimed", 0, ""))
+            elif phase in ("starting", "running"):
+                held.append((member, phase, 0, ""))
+            elif phase == "no-room":
+                held.append((member, "refused", 0, phase))
+            else:
+                held.append((member, "exited", 0, phase))
+        for name in [name for name in self.processes if name not in state.places]:
+            del self.processes[name]
+            for on_device in self.on_device.values():
+                on_device.discard(name)
+        self.handle(Restored(held, state.unanswered, withdrawn))
+        self.handle(TurnOver())
+
+    def handle(self, event: Event) -> None:
+        self.do(self.members.handle(event, self.now))
+        self.members.validate()
+        self.pool.validate()
+
+    def do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case TryClaim():
+                    self.claim(command.members)
+                case StartMembers():
+                    for member in command.members:
+                        assert member.name not in self.processes, "started twice"
+                        assert member.name not in self.ended or member.name in self.wanted
+                        self.started[member.name] += 1
+                        if self.now < self.fence_s:  # a supervisor past its fence starts nothing
+                            self.processes[member.name] = "starting"
+                            if member.keep:
+                                self.keeps.add(member.name)
+                            for slot in member.slots:
+                                self.on_device[slot].add(member.name)
+                        else:
+                            self.processes[member.name] = "fence"
+                case EndMember():
+                    pass  # the rule `job_ends` ends it some time
+                case Release():
+                    for member in command.members:
+                        lease = self.leases.pop(member.name, None)
+                        if lease is not None:
+                            lease.release()
+                        for slot in member.quarantined:
+                            self.quarantined[slot].discard(member.name)
+                            if not self.quarantined[slot]:
+                                self.pool.unquarantine(slot)
+                case Quarantine():
+                    for slot in command.slots:
+                        self.quarantined.setdefault(slot, set()).add(command.member.name)
+                        self.pool.quarantine(slot, "kept")
+                    if command.member.name in self.leases:
+                        self.leases[command.member.name].release()
+                case ProbeFree():
+                    self.probing += command.members
+                case Forget():
+                    for member in command.members:
+                        self.processes.pop(member.name, None)
+                case SendFacts():
+                    if not command.again:
+                        self.journal.facts(command.frame)
+                    self.to_leader.append(command.frame)
+                case FactsAnswered():
+                    self.journal.answered(command.no)
+                case SendJoin():
+                    if not command.again:
+                        self.journal.join(command.n, command.facts)
+                    self.to_leader.append(command)
+                case SessionLive():
+                    self.journal.live(command.ledger)
+                case SendRenew():
+                    self.to_leader.append(command)
+                case SetFence():
+                    self.fence_s = command.deadline_s
+                case _:
+                    pass
+
+    def claim(self, members: list[Member]) -> None:
+        granted: list[tuple[Member, str]] = []
+        refused: list[tuple[Member, str]] = []
+        for member in members:
+            try:
+                self.leases[member.name] = self.pool.try_claim_slots(member.slots, "exclusive", member.job)
+            except SlotsRefused as no:
+                refused.append((member, no.reason))
+                continue
+            granted.append((member, ""))
+            for slot in member.slots:
+                assert not self.on_device[slot], "a device was given away with a job's memory on it"
+        if granted:
+            assert self.now < self.members.session.base_s + LEASE_S / 2, "claimed in the second half of the lease"
+            self.journal.placed([member.place for member, _ in granted])
+        self.do(self.members.handle(Claims(granted, refused), self.now))
+
+    # -- the leader
+
+    def say(self, *items: Place | Start | End) -> None:
+        frame = Wanted(
+            "w1",
+            self.session,
+            self.reign,
+            place=[item for item in items if isinstance(item, Place)],
+            start=[item for item in items if isinstance(item, Start)],
+            end=[item for item in items if isinstance(item, End)],
+        )
+        self.said.append(frame)
+        self.to_worker.append(frame)
+
+    @rule(
+        job=st.sampled_from("abc"),
+        slots=st.sets(st.integers(0, SLOTS - 1), max_size=2),
+        hold=st.booleans(),
+        kind=st.sampled_from(sorted(BODIES)),
+    )
+    def leader_places(self, job: str, slots: set[int], hold: bool, kind: str) -> None:
+        self.fence += 1
+        name = ("acme", job, 0, self.fence, self.fence)
+        self.wanted[name] = Place(*name, sorted(slots), "exclusive", hold, BODIES[kind])
+        self.say(self.wanted[name])
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def leader_ends(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.wanted)))
+        self.ended.add(name)
+        self.say(End(*name, "cancelled", data.draw(st.sampled_from([None, 0.0, 3.0]))))
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def leader_starts(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.wanted)))
+        self.say(Start(*name, "10.0.0.1", 29500, 2))
+
+    @precondition(lambda self: self.wanted)
+    @rule()
+    def leader_says_all_it_wants(self) -> None:
+        ends = [End(*name, "cancelled") for name in sorted(self.ended & self.wanted.keys())]
+        self.say(*self.wanted.values(), *ends)
+
+    @precondition(lambda self: self.said)
+    @rule(data=st.data())
+    def an_old_frame_comes_again(self, data: st.DataObject) -> None:
+        self.to_worker.append(data.draw(st.sampled_from(self.said)))
+
+    @precondition(lambda self: self.reign < 4)
+    @rule()
+    def another_leader_calls_the_roll(self) -> None:
+        self.reign += 1
+        self.to_worker.append(RollCall(self.reign))
+
+    @precondition(lambda self: self.session and self.now >= self.fence_s + GRACE_S)
+    @rule()
+    def leader_declares_it_lost(self) -> None:
+        self.session = ""
+
+    @precondition(lambda self: self.to_leader)
+    @rule(data=st.data(), again=st.booleans())
+    def leader_hears(self, data: st.DataObject, again: bool) -> None:
+        at = data.draw(st.integers(0, len(self.to_leader) - 1))
+        message = self.to_leader[at] if again else self.to_leader.pop(at)
+        self.leader_answers(message)
+
+    def leader_answers(self, message: object) -> None:
+        over = problem("session-over", "over")
+        match message:
+            case SendJoin():
+                if message.n > self.join_n:
+                    self.join_n, self.no, self.session = message.n, 0, f"session-{message.n}"
+                    self.fold(message.facts)
+                    holding = {(h.tenant, h.job, h.replica, h.attempt, h.fence) for h in message.holding}
+                    self.wanted = {name: place for name, place in self.wanted.items() if name in holding}
+                elif message.n < self.join_n or not self.session:
+                    self.to_worker.append(AnswerRefused("join", message.n, problem("stale-join", "old")))
+                    return
+                joined = Joined(self.session, message.n, self.reign, RENEW_S, LEASE_S, GRACE_S, "L")
+                self.to_worker.append(joined)
+            case SendRenew():
+                if message.session == self.session:
+                    self.to_worker.append((self.session, Renewed(message.n, self.reign)))
+                else:
+                    self.to_worker.append((message.session, AnswerRefused("renew", message.n, over)))
+            case FactFrame():
+                if message.session != self.session:
+                    self.to_worker.append((message.session, AnswerRefused("fact", message.no, over)))
+                    return
+                assert message.no <= self.no + 1, "a gap"
+                if message.no == self.no + 1:
+                    self.no = message.no
+                    self.fold(message.facts)
+                self.to_worker.append((self.session, FactAck(message.no, self.reign)))
+
+    def fold(self, facts: list[Fact]) -> None:
+        self.ledger += facts
+        for fact in facts:
+            if fact.kind in ("exited", "withdrawn", "refused", "not-held"):
+                self.wanted.pop(_name(fact), None)
+
+    # -- the wires
+
+    @precondition(lambda self: self.to_worker)
+    @rule(data=st.data(), again=st.booleans())
+    def worker_hears(self, data: st.DataObject, again: bool) -> None:
+        at = data.draw(st.integers(0, len(self.to_worker) - 1))
+        self.worker_takes(self.to_worker[at] if again else self.to_worker.pop(at))
+
+    def worker_takes(self, message: Event | tuple[str, Event]) -> None:
+        if isinstance(message, tuple):  # the reply subject names the session that was asked in
+            session, message = message
+            if session != self.members.session.session:
+                return
+        self.handle(message)
+        self.handle(TurnOver())
+
+    @rule()
+    def the_wires_are_calm(self) -> None:
+        """Everything arrives, in order."""
+        for _ in range(20):
+            while self.to_leader:
+                self.leader_answers(self.to_leader.pop(0))
+            while self.to_worker:
+                self.worker_takes(self.to_worker.pop(0))
+
+    @rule()
+    def the_wires_are_cut(self) -> None:
+        self.to_leader.clear()
+        self.to_worker.clear()
+
+    # -- jobs, devices, clock
+
+    @precondition(lambda self: any(phase == "starting" for phase in self.processes.values()))
+    @rule(data=st.data(), to=st.sampled_from(["running", "start-failed", "no-room"]))
+    def job_starts(self, data: st.DataObject, to: str) -> None:
+        starting = sorted(name for name, phase in self.processes.items() if phase == "starting")
+        name = data.draw(st.sampled_from(starting))
+        if to == "running":
+            self.processes[name] = "running"
+            self.handle(Started([name]))
+            return
+        self.job_is_over(name, to)
+        if to == "start-failed":
+            self.handle(StartFailed([(name, 127, "start-failed")]))
+        else:  # nothing of it was ever on a device
+            for on_device in self.on_device.values():
+                on_device.discard(name)
+            self.handle(NotStarted([(name, "no room")]))
+
+    @precondition(lambda self: any(phase == "running" for phase in self.processes.values()))
+    @rule(data=st.data(), told=st.booleans())
+    def job_ends(self, data: st.DataObject, told: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(n for n, phase in self.processes.items() if phase == "running")))
+        self.job_is_over(name, "exit")
+        if told:
+            self.handle(Ended([(name, 0, "exit")]))
+            self.handle(TurnOver())
+        else:
+            self.restart()  # the agent died before it heard
+
+    def job_is_over(self, name: MemberName, reason: str) -> None:
+        self.processes[name] = reason
+
+    @precondition(lambda self: self.probing)
+    @rule(memory_stays=st.booleans())
+    def devices_are_probed(self, memory_stays: bool) -> None:
+        members, self.probing = self.probing, []
+        for member in members:
+            if memory_stays:
+                self.handle(NotFree([(member.name, tuple(member.quarantined or member.slots))]))
+            else:
+                for slot in member.slots:
+                    self.on_device[slot].discard(member.name)
+                self.handle(SeenFree([member.name]))
+        self.handle(TurnOver())
+
+    @rule(seconds=st.sampled_from([0.1, 0.1, 0.3, 0.5, 0.5, 1.0, 2.0, 2.0, 9.0, 21.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now >= self.fence_s:
+            for name, phase in list(self.processes.items()):
+                if phase in ("starting", "running") and name not in self.keeps:
+                    self.job_is_over(name, "fence")
+                    self.handle(Ended([(name, -9, "fence")]))
+        if self.now >= self.members.next_deadline_s():
+            self.handle(Tick())
+        self.handle(TurnOver())
+
+    @rule()
+    def restart(self) -> None:
+        """kill -9 and start again: pool and machine are gone; the supervisor, devices and journal are not."""
+        self.boot()
+
+    # -- what always holds
+
+    @invariant()
+    def no_job_outlives_its_fence(self) -> None:
+        for name, phase in self.processes.items():
+            assert phase not in ("starting", "running") or name in self.keeps or self.now < self.fence_s
+
+    @invariant()
+    def each_member_runs_at_most_once(self) -> None:
+        assert all(count == 1 for count in self.started.values())
+
+    @invariant()
+    def every_member_leaves_one_chain_of_facts(self) -> None:
+        chains: dict[MemberName, str] = {}
+        for fact in [*self.ledger, *self.members.outbox.unanswered()]:
+            name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+            chains[name] = chains.get(name, "") + LETTER[fact.kind]
+        # a frame that the ledger has and whose answer was lost stands in both
+        for name, chain in chains.items():
+            told = _without_repeats(chain)
+            assert CHAIN.fullmatch(told), f"{name}: {chain}"
+
+    def teardown(self) -> None:
+        """The world heals: everything comes to rest, and ledger and worker agree."""
+        if not hasattr(self, "members"):
+            return
+        for _ in range(400):
+            for name, phase in list(self.processes.items()):
+                if phase in ("starting", "running"):
+                    if phase == "starting":
+                        self.handle(Started([name]))
+                    self.job_is_over(name, "exit")
+                    self.handle(Ended([(name, 0, "exit")]))
+            self.devices_heal()
+            for name in sorted(self.wanted):
+                if name in self.members.held and self.members.held[name].phase == "claimed" and self.session:
+                    self.say(End(*name, "over"))
+            self.handle(TurnOver())
+            while self.to_leader:
+                self.leader_answers(self.to_leader.pop(0))
+            while self.to_worker:
+                self.worker_takes(self.to_worker.pop(0))
+            at_rest = not self.members.held and self.members.outbox.is_empty
+            if at_rest and self.members.session.phase == "live":
+                break
+            self.now = max(self.now + 0.01, min(self.members.next_deadline_s(), self.now + 2))
+            if self.now >= self.members.next_deadline_s():
+                self.handle(Tick())
+        else:
+            raise AssertionError(f"never at rest: {self.members.session.phase} {self.members.held}")
+        assert not any(state.holders for state in self.pool.slot_states())
+        assert not any(state.quarantine for state in self.pool.slot_states())
+        freed = {_name(fact) for fact in self.ledger if fact.kind in ("freed", "refused")}
+        assert self.started.keys() <= freed, "a job was started, and nobody said that its devices are free"
+
+    def devices_heal(self) -> None:
+        members, self.probing = self.probing, []
+        for member in members:
+            for slot in member.slots:
+                self.on_device[slot].discard(member.name)
+            self.handle(SeenFree([member.name]))
+
+
+def _name(fact: Fact) -> MemberName:
+    return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+
+
+def _without_repeats(chain: str) -> str:
+    """Facts that were folded and whose answer was lost come again: keep the first of each, and words said again."""
+    seen = ""
+    for letter in chain:
+        if letter not in seen:
+            seen += letter
+    return seen
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(
+    max_examples=40, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.mark.slow
+class TestMoreWorlds(World.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(TestWorld.settings, max_examples=100)

@@ -1,0 +1,191 @@
+"""Jobs and leases that show no use of their GPUs: warned, then ended where the operator says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import IDLE_LEVEL, Fact, Place
+from moorage.schemas.job import QOS, Qos
+from moorage.worker.devices.readers.base import SlotReading
+from moorage.worker.settings import settings_from
+from moorage.worker.sharing.idle_watch import Idle, IdleJobs, IdleWatch, UnusedJobs
+from tests.nvidia.stub import Board
+from tests.waiting import until
+from tests.worker.sharing.test_memory_guard import GPU, OTHER, scene
+from tests.worker.sharing.test_usage_meter import NAME, held
+
+THIRD = "GPU-33333333-2222-3333-4444-555555555555"
+STILL = SlotReading(util_percent=0, memory_used_mib=5000)
+HOLDER = {"j": ("acme", (0, 1))}
+
+
+def watched(*readings: tuple[float, SlotReading, SlotReading], warn_s: float = 60, **reclaim_s: int) -> list[Any]:
+    """What is found at each of these readings of two devices."""
+    watch = IdleWatch[str](warn_s, reclaim_s)
+    return [watch.read(HOLDER, [first, second], now_s).get("j") for now_s, first, second in readings]
+
+
+def still(*times_s: float) -> list[tuple[float, SlotReading, SlotReading]]:
+    return [(time_s, STILL, STILL) for time_s in times_s]
+
+
+def test_a_warning_comes_after_each_period_without_use() -> None:
+    found = watched(*still(1000, 1059, 1060, 1061, 1119, 1120))
+    assert found == [None, None, Idle(60, 0, False), None, None, Idle(120, 0, False)]
+
+
+def test_an_end_comes_once_and_is_announced_with_the_warning() -> None:
+    found = watched(*still(1000, 1060, 1090, 1091, 1150), acme=90)
+    assert found == [None, Idle(60, 90, False), Idle(90, 90, True), None, None]
+
+
+@pytest.mark.parametrize(
+    ("rules", "ends_s"), [({"acme": 0, "*": 90}, 0), ({"other": 90}, 0), ({"*": 90}, 90), ({"acme": 70, "*": 90}, 70)]
+)
+def test_a_tenants_own_rule_goes_before_that_for_every_other(rules: dict[str, int], ends_s: int) -> None:
+    watch = IdleWatch[str](60, rules)
+    found = [watch.read(HOLDER, [STILL, STILL], now_s).get("j") for now_s in (1000.0, 1060.0)]
+    assert found == [None, Idle(60, ends_s, False)]
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        SlotReading(util_percent=1, memory_used_mib=5000),
+        SlotReading(util_percent=0, memory_used_mib=5100),
+        SlotReading(util_percent=None, memory_used_mib=5000),
+        SlotReading(util_percent=0, memory_used_mib=5000, health="unresponsive"),
+        SlotReading(health="unresponsive"),
+    ],
+    ids=["it works", "its memory grows", "the board does not tell", "not to be trusted", "it does not answer"],
+)
+def test_one_device_in_use_or_unknown_begins_the_time_anew(reading: SlotReading) -> None:
+    found = watched(*still(1000, 1050), (1055, STILL, reading), *still(1070, 1114, 1130))
+    assert found[:5] == [None] * 5
+    assert found[5] == Idle(60, 0, False)
+
+
+def test_of_the_time_between_two_readings_far_apart_nothing_is_known() -> None:
+    assert watched(*still(1000, 1500, 1559, 1560))[:3] == [None, None, None]
+
+
+def test_without_a_period_nothing_is_warned_of() -> None:
+    assert watched(*still(1000, 1060, 1110), warn_s=0, acme=100) == [None, None, Idle(110, 100, True)]
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "time-slice"}, {"phase": "claimed"}, {"phase": "ending"}, {"slots": ()}])
+def test_members_that_share_do_not_run_or_have_no_gpu_are_not_judged(wrong: dict[str, Any]) -> None:
+    jobs = IdleJobs(held(**wrong), 1, {"*": 1})
+    assert [jobs.read([STILL], now_s) for now_s in (10.0, 20.0)] == [None, None]
+
+
+def test_a_member_that_runs_alone_is_judged() -> None:
+    jobs = IdleJobs(held(), 5, {"*": 10})
+    found = [jobs.read([STILL], now_s) for now_s in (10.0, 16.0, 20.0)]
+    assert [each and each.items for each in found] == [None, [(NAME, 6, 10, False)], [(NAME, 10, 10, True)]]
+
+
+def unused(after_s: dict[Qos, int], wakes: bool = True, **wrong: Any) -> UnusedJobs:
+    return UnusedJobs(held(**wrong), lambda qos: after_s.get(qos, 0), lambda member: wakes)
+
+
+def due(jobs: UnusedJobs, *times_s: float) -> list[Any]:
+    return [found and found.items for found in (jobs.read([STILL], time_s) for time_s in times_s)]
+
+
+def test_fact_60_a_job_without_use_for_so_long_is_frozen_once() -> None:
+    assert due(unused({"medium": 30}), 1000, 1029, 1030, 1031, 1100) == [None, None, [(NAME, 30)], None, None]
+
+
+def test_after_its_resume_the_time_without_use_begins_anew() -> None:
+    members = held()
+    jobs = UnusedJobs(members, lambda qos: 30, lambda member: True)
+    assert due(jobs, 1000, 1030) == [None, [(NAME, 30)]]
+    members[NAME].frozen = True
+    assert due(jobs, 1040, 1100) == [None, None], "frozen time does not count"
+    members[NAME].frozen = False
+    assert due(jobs, 1101, 1130, 1131) == [None, None, [(NAME, 30)]]
+
+
+def test_the_lowest_quality_of_service_is_frozen_first() -> None:
+    members = {}
+    for name, qos in (("a", "high"), ("b", "low"), ("c", "medium"), ("d", "critical")):
+        (member,) = held().values()
+        member.request = msgspec.structs.replace(member.request, qos=qos)
+        members[("acme", name, 0, 1, 10)] = member
+    jobs = UnusedJobs(members, lambda qos: 0 if qos == "critical" else 30, lambda member: True)
+    assert jobs.read([STILL], 1000) is None
+    found = jobs.read([STILL], 1030)
+    assert found is not None
+    assert [name[1] for name, _ in found.items] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "time-slice"}, {"phase": "ending"}])
+def test_a_job_that_shares_or_that_nothing_would_resume_is_not_frozen(wrong: dict[str, Any]) -> None:
+    assert due(unused({"medium": 1}, **wrong), 10, 20) == [None, None]
+    assert due(unused({"medium": 1}, wakes=False), 10, 20) == [None, None]
+
+
+def test_fact_60_only_where_the_settings_say_so_and_after_five_minutes(tmp_path: Path) -> None:
+    words = {"state_dir": str(tmp_path), "limiter": True}
+    off, on = settings_from(words), settings_from(words | {"auto_freeze": True})
+    own = settings_from(words | {"auto_freeze": True, "auto_freeze_s": {"low": 60, "critical": 900, "high": 0}})
+    assert [off.freezes_after_s(qos) for qos in QOS] == [0, 0, 0, 0]
+    assert [on.freezes_after_s(qos) for qos in QOS] == [300, 300, 300, 0]
+    assert [own.freezes_after_s(qos) for qos in QOS] == [60, 300, 0, 900]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"auto_freeze": True}, "auto_freeze needs limiter = true"),
+        ({"auto_freeze_s": {"High": 1}}, "auto_freeze_s must name low, medium, high, critical, found 'High'"),
+        ({"auto_freeze_s": {"low": -1}}, "auto_freeze_s must be 0"),
+    ],
+)
+def test_settings_that_would_leave_a_job_frozen_are_refused(tmp_path: Path, words: dict[str, Any], says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        settings_from({"state_dir": str(tmp_path), **words})
+
+
+@pytest.mark.slow
+async def test_an_idle_job_is_warned_or_ended_by_its_tenants_rule_and_one_that_works_goes_on(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    boards = Board(GPU), Board(OTHER), Board(THIRD, more={"util": 5})
+    rules: dict[str, Any] = {"idle_warn_s": 1.0, "idle_reclaim_s": {"strict": 1}}
+    async with scene(nats_url, unique, tmp_path, *boards, **rules) as one:
+        seat, session = one.leader.seat("w1"), one.agent.members.session
+        await until(lambda: session.phase == "live", what="the answer to the join")
+        one.leader.level = session.level = IDLE_LEVEL
+        body = encode({"gpu": {}, "run": {"argv": ["/bin/sleep", "600"], "grace_s": 30}})
+        warned, ended, works = ((tenant, "j", 0, 1, 10) for tenant in ("acme", "strict", "busy"))
+        for slot, name in enumerate((warned, ended, works)):
+            await one.leader.want("w1", Place(*name, [slot], "exclusive", False, body))
+        exited = await one.leader.heard("w1", "exited", ended)
+        assert exited.detail.startswith("idle: no use of its GPUs for "), exited
+        await one.leader.heard("w1", "freed", ended)
+        report = await one.leader.heard("w1", "idle", warned)
+        assert (report.code >= 1, report.detail) == (True, "")
+        one.stub.boards[0].set(errors={"util": 3})  # from now on the board does not tell
+        before, looks = 0, 0
+
+        def looked() -> bool:
+            return one.stub.calls("nvmlDeviceGetUtilizationRates", GPU) > looks
+
+        for wait in (2, 8):  # a reading that had begun is over; then more than a period passes
+            looks = one.stub.calls("nvmlDeviceGetUtilizationRates", GPU) + wait
+            await until(looked, what="further looks")
+            before = before or reported(seat.facts)
+        assert reported(seat.facts) == before, "what is not known counts as use"
+        assert {fact.tenant for fact in seat.facts if fact.kind in ("idle", "exited")} == {"acme", "strict"}
+
+
+def reported(facts: list[Fact]) -> int:
+    return sum(fact.kind == "idle" for fact in facts)

@@ -1,0 +1,192 @@
+"""The commands of the MPS control daemon: the played one of the tests and NVIDIA's own are asked the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from moorage.worker.sharing.mps import control
+from moorage.worker.sharing.mps.control import Limits, MpsControl, MpsFault
+from tests.nvidia.mps import CLIENT, Played, real_program
+from tests.waiting import until
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+KINDS = ["played", pytest.param("real", marks=[pytest.mark.slow, pytest.mark.downloads])]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The played program is slow on a busy machine."""
+    monkeypatch.setattr(control, "ASK_S", 30.0)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder that every user may pass, with a path short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def program_of(kind: str, folder: Path) -> str:
+    if kind == "played":
+        return str(Played(folder / "bin").program)
+    program, why = real_program()
+    if why:
+        pytest.skip(f"no MPS control daemon of NVIDIA's: {why}")
+    return program
+
+
+def begin(it: MpsControl) -> subprocess.Popen[bytes]:
+    env = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": GPU, **it.environment}
+    return subprocess.Popen(
+        [it.program, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def run_client(it: MpsControl, file: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-IS", "-c", CLIENT, str(file)], env=it.environment)
+
+
+def as_nobody(argv: list[str], said: str, env: dict[str, str]) -> str:
+    done = subprocess.run(
+        argv, input=said, env=env, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, timeout=30,
+        cwd="/",
+    )  # fmt: skip
+    return done.stdout
+
+
+@contextlib.asynccontextmanager
+async def daemon(kind: str, folder: Path) -> AsyncIterator[MpsControl]:
+    it = MpsControl(program_of(kind, folder), folder / "pipe", folder / "log")
+    it.pipe.mkdir()
+    it.log.mkdir()
+    with pytest.raises(MpsFault, match="Cannot find MPS control daemon process"):
+        await it.servers()
+    process = begin(it)
+
+    async def answers() -> bool:
+        with contextlib.suppress(MpsFault):
+            await it.servers()
+            return True
+        return False
+
+    try:
+        await until(answers, what="the daemon answers")
+        yield it
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its server, too
+        process.wait()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_the_daemon_answers_without_a_client(kind: str, short: Path) -> None:
+    async with daemon(kind, short) as it:
+        assert await it.servers() == []
+        assert await it.clients(1) == []
+        assert await it.ask("get_server_status 1") == ["Server 1 not found"]
+        assert await it.ask("terminate_client 1 2") == ["Server 1 not found", "Server 1 not found!", "1"]
+        assert await it.ask("nonsense") == ['Unknown command "nonsense"'], "and its exit status is 0"
+        assert await it.ask("get_default_device_pinned_mem_limit 0") == []
+        assert (it.pipe / "control").stat().st_mode & 0o777 == 0o666
+        assert not (it.pipe / "control_privileged").stat().st_mode & 0o022
+        assert begin(it).wait(30) == 1, "there is one already"
+        await it.quit(1)
+        with pytest.raises(MpsFault, match="Cannot find"):
+            await it.servers()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+async def test_limits_are_set_and_read_back(kind: str, short: Path) -> None:
+    async with daemon(kind, short) as it:
+        for limits, shown in (
+            (Limits(512, 25), "512M"),
+            (Limits(4000, 33), "3G"),  # it shows whole GiB from one on
+            (Limits(81559, 50), "79G"),
+        ):
+            await it.limit(limits)
+            assert await it.ask("get_default_device_pinned_mem_limit 0") == [shown]
+            assert await it.ask("get_default_active_thread_percentage") == [str(float(limits.percent))]
+        for bad in (0, 101):  # silently ignored, with exit status 0: so what is set is read back
+            with pytest.raises(MpsFault, match=r"get_default_active_thread_percentage is 50\.0 where"):
+                await it.limit(Limits(4000, bad))
+        assert await it.ask("set_default_device_pinned_mem_limit 0 70") == []
+        assert await it.ask("get_default_device_pinned_mem_limit 0") == ["70M"], "a number without a unit is of MiB"
+        with pytest.raises(MpsFault, match="would be no limit"):
+            await it.limit(Limits(0, 50))
+
+
+async def test_clients_and_faults_of_a_server(short: Path) -> None:
+    async with daemon("played", short) as it:
+        client = run_client(it, short / "client")
+        try:
+            await until((short / "client").exists, what="the client is there")
+            [server] = await it.servers()
+            assert await it.clients(server) == [client.pid]
+            assert not await it.is_faulty(server)
+            (short / "bin/mood").write_text("fault")
+            assert await it.is_faulty(server)
+        finally:
+            client.kill()
+            client.wait()
+
+
+async def test_limits_that_do_not_take_are_a_fault(short: Path) -> None:
+    async with daemon("played", short) as it:
+        (short / "bin/mood").write_text("deaf")
+        with pytest.raises(MpsFault, match="get_default_device_pinned_mem_limit is nothing where 3G was set"):
+            await it.limit(Limits(4000, 25))
+
+
+async def test_a_wedged_daemon_is_a_fault_in_time_and_leaves_no_process(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon("played", short) as it:
+        (short / "bin/mood").write_text("slow")
+        assert await it.servers() == []
+        (short / "bin/mood").write_text("wedged")
+        made: list[asyncio.subprocess.Process] = []
+        begin = asyncio.create_subprocess_exec
+
+        async def kept(*words: str, **more: object) -> asyncio.subprocess.Process:
+            made.append(await begin(*words, **more))  # type: ignore[arg-type]
+            return made[-1]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", kept)
+        with pytest.raises(MpsFault, match=r"no answer to get_server_list within 0\.2 s"):
+            async with asyncio.timeout(30):
+                await it.ask("get_server_list", timeout_s=0.2)
+        assert made[0].returncode is not None
+
+
+async def test_a_program_that_is_not_there_is_a_fault(short: Path) -> None:
+    with pytest.raises(MpsFault, match="cannot be started: No such file"):
+        await MpsControl(str(short / "none"), short, short).servers()
+
+
+@pytest.mark.downloads
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs the daemon as root and a client as another user")
+async def test_another_user_cannot_change_the_real_daemons_limits(short: Path) -> None:
+    """A job of another user is a client and no operator."""
+    async with daemon("real", short) as it:
+        await it.limit(Limits(4000, 25))
+        mine = short / "client"
+        mine.write_bytes(Path(it.program).read_bytes())
+        mine.chmod(0o755)
+        for command in ("set_default_device_pinned_mem_limit 0 70G", "set_default_active_thread_percentage 99"):
+            said = as_nobody([str(mine)], f"{command}\n", it.environment)
+            assert "Insufficient privileges" in said
+        assert await it.ask("get_default_device_pinned_mem_limit 0") == ["3G"]
+        assert await it.ask("get_default_active_thread_percentage") == ["25.0"]

@@ -1,0 +1,613 @@
+"""Run one worker's agent: a thin loop around the state machine `members.Members`, which makes all decisions.
+
+Its parts: `member_claims` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
+hello and load, `output_reader` answers requests for output, and `restoring` takes over from an earlier agent.
+
+Message handlers and drivers only put events into a queue. A turn feeds these events to the state machine, executes its
+commands, writes the journal once, and hands the frames to the host, which sends the frames of all its agents in one
+write. A turn never awaits: work that takes time, such as reading devices, is a task that enqueues an event at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from moorage.bus.transport import STATUS_HEADER, Delivery
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Place, Renewed, Wanted
+from moorage.schemas.printable import carried
+from moorage.schemas.subjects import Subjects
+from moorage.schemas.units import many
+from moorage.worker.agent.journal import MemoryJournal
+from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
+from moorage.worker.agent.lost_members import LostMembers
+from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN, Policy
+from moorage.worker.agent.rendezvous import Rendezvous
+from moorage.worker.agent.reporter import Reporter
+from moorage.worker.agent.throttled_log import ThrottledLog
+from moorage.worker.devices.device_watch import DeviceWatch
+from moorage.worker.devices.member_claims import MemberClaims, check_named
+from moorage.worker.devices.pool import GpuPool, SlotsRefused
+from moorage.worker.devices.readers.base import Inventory
+from moorage.worker.devices.readers.host import HostFacts
+from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
+from moorage.worker.job.environment import LacksHere, not_here
+from moorage.worker.job.output_reader import OutputReader
+from moorage.worker.session.lease_session import NEVER_S
+from moorage.worker.session.member_messages import (
+    AnswerRefused,
+    AnswerVerb,
+    Claims,
+    Command,
+    Draining,
+    Ended,
+    EndMember,
+    Event,
+    FactsAnswered,
+    Forget,
+    FreezeAnswered,
+    FreezeMember,
+    GiveUp,
+    Leave,
+    Log,
+    Member,
+    MemberName,
+    ProbeFree,
+    Quarantine,
+    Release,
+    Replaced,
+    ResizeMembers,
+    Restored,
+    SaidWell,
+    SayHello,
+    SendFacts,
+    SendGoodbye,
+    SendJoin,
+    SendRenew,
+    SessionLive,
+    SetFence,
+    StartFailed,
+    StartMembers,
+    StraysOver,
+    Stuck,
+    Tick,
+    TryClaim,
+    TurnOver,
+    Well,
+)
+from moorage.worker.session.members import Members
+from moorage.worker.session.restoring import device_names, match, same_slots
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.memory_guard import MemoryGuard
+from moorage.worker.sharing.mps.clients import MpsClients
+from moorage.worker.sharing.mps.managed import ManagedMps
+
+#: if the queue has more events than this, frames of the leader are dropped and counted; the leader sends them again
+QUEUE_MAX: Final = 65_536
+_TICK: Final = Tick()
+
+log = logging.getLogger("moorage.worker")
+_TURN_OVER: Final = TurnOver()
+
+_decode_wanted: Final = Decoder[Wanted](Wanted)
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
+_decode_answer: Final[dict[str, Callable[[bytes], Event | Problem]]] = {
+    "join": Decoder[Joined | Problem](Joined | Problem),
+    "renew": Decoder[Renewed | Problem](Renewed | Problem),
+    "fact": Decoder[FactAck | Problem](FactAck | Problem),
+}
+
+
+class _Answer(NamedTuple):
+    """The leader's answer to our frame `number`, not yet decoded."""
+
+    verb: AnswerVerb
+    number: int
+    payload: bytes
+
+
+class Host(Protocol):
+    """The part of a process that its agents share; see `fleet_host`."""
+
+    inbox: str
+    ports: set[int]
+
+    def post(self, subject: str, payload: bytes, reply: str = "") -> None:
+        """Queue a message for the write at the end of this turn of the loop."""
+
+    def wake(self, agent: Agent) -> None:
+        """Give the agent a turn soon."""
+
+    def now(self) -> float:
+        """Return the time in seconds of CLOCK_BOOTTIME."""
+
+
+class Agent:
+    """The agent of one worker id. Call `open`; then its host calls `run` and `finish` in turns, until `close`."""
+
+    def __init__(
+        self,
+        host: Host,
+        worker: str,
+        settings: WorkerSettings,
+        facts: HostFacts,
+        inventory: Inventory,
+        drivers: Sequence[Driver],
+        journal: MemoryJournal,
+        health_file: Path | None = None,
+        mps: ManagedMps | None = None,
+    ) -> None:
+        self.host = host
+        self.worker = worker
+        self.settings = settings
+        self.facts = facts
+        self.inventory = inventory
+        self.drivers = {driver.name: driver for driver in drivers}
+        self.journal = journal
+        self.policy = Policy.of(settings)
+        self.subjects = Subjects(settings.prefix)
+        self.devices = settings.kept_devices(inventory.devices())
+        self.pool = GpuPool(self.devices, sharers_max=settings.sharers_max, lent=settings.lent_slots)
+        self.members = Members(
+            worker,
+            {driver.name: driver.capabilities for driver in drivers},
+            join_n=journal.state.join_n,
+            ledger=journal.state.ledger,
+            free_wait_s=settings.free_wait_s,
+        )
+        self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
+        self.say = ThrottledLog(worker, host.now)
+        self.guard = MemoryGuard(
+            self, self.members.held, inventory, self.drivers, settings.modes_offered,
+            settings.guard_grace_s if settings.guard else None,
+        )  # fmt: skip
+        self.watch.explained = self.guard.explained
+        self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session)
+        self.reporter = Reporter(
+            self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
+            self.members.held, self.lost,
+        )  # fmt: skip
+        self.clients = MpsClients(self, mps, self.drivers, self.pool)
+        self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
+        self.output = OutputReader(self, worker, self.members.session, self.drivers)
+        self.leader = LeaderLink(
+            host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch,
+            self.claims,
+        )  # fmt: skip
+        self.dropped: Counter[str] = Counter()
+        self.scheduled_s = NEVER_S  # the time of the host's timer for this agent
+        self.queue: deque[Event | Delivery | _Answer] = deque()
+        self.left = asyncio.Event()
+        self.where = ""  # the server's address without secrets, for the log
+        #: called with True and the seconds until its deadline (None: it has none) when an operator begins to drain this
+        #: worker or moves the deadline, and with False when the drain is cancelled
+        self.on_draining: Callable[[bool, float | None], None] = lambda draining, within_s: None
+        #: called when another worker has this worker's id and keeps it
+        self.on_given_up: Callable[[Problem], None] = lambda problem: None
+        self._strays: dict[MemberName, Driver] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = False
+        self._handlers = self._command_handlers()
+
+    def _command_handlers(self) -> dict[type, Callable[[Any], None]]:
+        """Return the method that executes each kind of the state machine's commands."""
+        return {
+            TryClaim: self._try_claim,
+            StartMembers: self._start_members,
+            EndMember: self._end_member,
+            ResizeMembers: self._resize_members,
+            FreezeMember: self._freeze_member,
+            Release: lambda command: self.claims.release(command.members),
+            ProbeFree: lambda command: self.claims.probe(command.members),
+            Quarantine: lambda command: self.claims.quarantine(command.member, command.slots),
+            Forget: self._forget,
+            SendFacts: self.leader.send_facts,
+            FactsAnswered: lambda command: self.journal.answered(command.no),
+            SendRenew: self._send_renew,
+            SendJoin: self.leader.send_join,
+            SessionLive: self._on_session_live,
+            SetFence: self._set_fence,
+            SayHello: lambda command: self.reporter.say_hello(),
+            GiveUp: lambda command: self.on_given_up(command.problem),
+            Draining: lambda command: self.on_draining(command.draining, command.within_s),
+            Well: self._on_well,
+            SendGoodbye: self.leader.send_goodbye,
+            Log: self.say,
+        }
+
+    # ---------------------------------------------------------------------------------------------- life of an agent
+
+    async def open(self) -> None:
+        """Open the drivers, take over the members that they still run, and join. Raises a part's MoorageError."""
+        living: dict[MemberName, tuple[Driver, Living]] = {}
+        for driver in self.drivers.values():
+            driver.attach(self.enqueue, self._publish)
+            living |= {each.name: (driver, each) for each in await driver.open()}
+        self._restore(living)
+        await self.clients.open()
+        await self.guard.open()
+        await self.reporter.open()
+        self._is_open = True
+        self.spawn(self.guard.run())
+        self.spawn(self.lost.run())
+        self.host.wake(self)
+
+    async def close(self) -> None:
+        """Release everything. Jobs run on if their driver can outlive this process."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with contextlib.AsyncExitStack() as closing:  # closes each part even if the close of another part raises
+            closing.callback(self.journal.close)
+            for driver in reversed(self.drivers.values()):
+                closing.push_async_callback(driver.close)
+            closing.push_async_callback(self.clients.close)
+
+    def leave(self) -> None:
+        """Begin to end all jobs, report their ends, and say goodbye. `left` is set at the end of it."""
+        self.enqueue(Leave())
+
+    def leave_if_idle(self) -> None:
+        """Say goodbye at once and set `left` if there is no job or lease here and the session is live.
+
+        Otherwise do nothing. It is one step, so a placement that arrives later is refused; it is never started only to
+        be ended.
+        """
+        if self._is_open:
+            self.run()
+            idle = not self.members.held and not self.pool.busy_slots()  # a lease of a local process counts as well
+            if idle and self.members.session.phase == "live":
+                self.queue.append(Leave())
+                self.run()
+                self.finish()
+
+    @property
+    def boot(self) -> str:
+        """The machine's boot id, and when the supervisor started; without a supervisor, when this agent started."""
+        return self.reporter.boot
+
+    def _restore(self, living: dict[MemberName, tuple[Driver, Living]]) -> None:
+        """Match the members in the journal with the members that the drivers run, and claim their devices again."""
+        state = self.journal.state
+        same = same_slots(state.devices, device_names(self.devices))
+        found = match(state.places, living, self.drivers, self.host.now(), same)
+        held = found.held
+        stuck: list[MemberName] = []
+        before = state.devices or device_names(self.devices)
+        closed = [*state.left, *(before[slot] for slot in found.left if slot < len(before))]
+        for at, (member, phase, code, reason) in enumerate(held):
+            self.claims.take_again(member)
+            if phase == "claimed":
+                held[at] = (member, phase, 0, self.claims.address(member))
+            if phase == "stuck":
+                held[at] = (member, "running", code, reason)
+                stuck.append(member.name)
+        for name, (driver, stray) in found.strays.items():
+            # the ledger knows that this member ended, or has no record of it: in both cases it must not run on
+            if stray.phase in ("exited", "refused"):
+                self.call_driver(driver, partial(driver.forget, [name]))
+                continue
+            self._strays[name] = driver
+            why = found.must_end.get(name, "it is in no journal")
+            self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
+            if self.call_driver(driver, partial(driver.end, name, 0.0, "stray")):
+                del self._strays[name]
+                closed += device_names(self.devices)  # its end may never be reported, and its devices are unknown
+        self.claims.close_until_free(closed, device_names(self.devices))
+        if not self._strays:
+            self.claims.look_for_free()
+        # put first: what the drivers reported since they were opened is about these members
+        self.queue.appendleft(Restored(held, state.unanswered + found.facts, found.withdrawn, bool(self._strays)))
+        if stuck:
+            self.queue.append(Stuck(stuck))
+
+    # ------------------------------------------------------------------------------------------------ what comes in
+
+    def enqueue(self, event: Event | Delivery | _Answer) -> None:
+        self.queue.append(event)
+        self.host.wake(self)
+
+    def on_wanted(self, delivery: Delivery) -> None:
+        if len(self.queue) >= QUEUE_MAX:
+            self.dropped["queue-full"] += 1
+            return
+        self.enqueue(delivery)
+
+    def on_answer(self, verb: str, join_n: str, number: str, delivery: Delivery) -> None:
+        """Enqueue an answer to our frame `number`, if it belongs to the session of join `join_n`."""
+        if delivery.headers is not None and STATUS_HEADER in delivery.headers:
+            self.dropped["nobody-leads"] += 1  # status 503: a timer sends the frame again
+        elif len(self.queue) >= QUEUE_MAX:
+            self.dropped["queue-full"] += 1
+        elif join_n != str(self.members.session.join_n):
+            self.dropped["answer-of-another-session"] += 1
+        elif verb not in _decode_answer or not _NUMBER.fullmatch(number):
+            self.dropped["answer-to-nothing"] += 1  # a client that knows our inbox must not be able to crash the agent
+        else:
+            self.enqueue(_Answer(cast(AnswerVerb, verb), int(number), delivery.data))
+
+    def _event_of(self, item: Event | Delivery | _Answer) -> Event | None:
+        """Return the event of an item in the queue; None if it is no valid frame."""
+        try:
+            if isinstance(item, Delivery):
+                return _decode_wanted(item.data)
+            if isinstance(item, _Answer):
+                answer = _decode_answer[item.verb](item.payload)
+                return AnswerRefused(item.verb, item.number, answer) if isinstance(answer, Problem) else answer
+        except Refused as refused:
+            self.dropped[f"undecodable: {refused.code}"] += 1
+            return None
+        return item
+
+    # ------------------------------------------------------------------------------------------------------ a turn
+
+    def run(self) -> None:
+        """Handle everything in the queue. Does nothing before `open` has returned, as `finish`."""
+        if not self._is_open:
+            return
+        now = self.host.now()
+        queue = self.queue
+        handle = self.members.handle
+        while queue:
+            event = self._event_of(queue.popleft())
+            if event is None:
+                continue
+            if self._strays and type(event) is Ended:
+                self._forget_strays(event)
+            if type(event) is Replaced:
+                self.reporter.say_hello()
+            self._execute(handle(event, now))
+
+    def finish(self) -> None:
+        """End the turn: make one frame of facts, write the journal, publish the load if it is due."""
+        if not self._is_open:
+            return
+        now = self.host.now()
+        self._execute(self.members.handle(_TURN_OVER, now))
+        self.journal.flush()
+        if self.members.session.phase == "left":
+            self.left.set()
+        self.reporter.tell()
+
+    def next_deadline_s(self) -> float:
+        return min(self.members.next_deadline_s(), self.reporter.due_s)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing happens here except renewals and load frames."""
+        return not self.queue and self.members.is_idle
+
+    def slept(self, seconds: float) -> None:
+        """Move all deadlines by the time that was skipped, see `FleetHost.slept`."""
+        session = self.members.session
+        session.slept(seconds)
+        self.reporter.slept(seconds)
+        self._set_fence(SetFence(session.over_at_s, session.grace_s))
+
+    def on_timer(self) -> None:
+        self.enqueue(_TICK)
+
+    def _execute(self, commands: list[Command]) -> None:
+        table = self._handlers
+        for command in commands:
+            table[type(command)](command)
+
+    # -------------------------------------------------------------------------------------------- for its parts
+
+    def now(self) -> float:
+        return self.host.now()
+
+    def post(self, subject: str, payload: bytes, reply: str = "") -> None:
+        self.host.post(subject, payload, reply)
+
+    def wake(self) -> None:
+        self.host.wake(self)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ----------------------------------------------------------------------------------------- commands: the pool
+
+    def _try_claim(self, command: TryClaim) -> None:
+        granted: list[tuple[Member, str]] = []
+        refused: list[tuple[Member, str]] = []
+        lacking: list[tuple[Member, str]] = []
+        places: list[Place] = []
+        room = self._room_of_drivers(command.members)
+        is_in_place = self.journal.is_in_place()
+        for member in command.members:
+            if not is_in_place:
+                refused.append((member, STATE_GONE))
+                continue
+            try:
+                if room and room.get(member.driver, 1) <= 0:
+                    bound = self.drivers[member.driver].members_max
+                    raise refuse("queue-full", f"the driver {member.driver} has {bound} attempts, which is its limit")
+                self.policy.check_placement(member.name[0], member.request)
+                self._check_driver(member)
+                self.watch.check_foreign(member.slots)
+                self.claims.take(member)
+            except SlotsRefused as no:
+                refused.append((member, f"{no.reason} {','.join(map(str, no.slots))}"))
+                continue
+            except LacksHere as no:
+                lacking.append((member, not_here(no)))
+                continue
+            except MoorageError as no:
+                refused.append((member, no.problem.message))
+                continue
+            if member.driver in room:
+                room[member.driver] -= 1
+            granted.append((member, self.claims.address(member) if member.place.hold else ""))
+            if self.drivers[member.driver].capabilities.outlives_agent:
+                places.append(member.place)
+        if places:
+            self.journal.placed(places)
+        self._execute(self.members.handle(Claims(granted, refused, lacking), self.host.now()))
+
+    def _room_of_drivers(self, asked: Sequence[Member]) -> dict[str, int]:
+        """Return how many more members each driver with a limit may take, before it takes the `asked` ones."""
+        room = {name: driver.members_max for name, driver in self.drivers.items() if driver.members_max is not None}
+        if room:
+            held = Counter(member.driver for member in self.members.held.values())
+            held.subtract(member.driver for member in asked)
+            room = {name: most - held[name] for name, most in room.items()}
+        return room
+
+    def _check_driver(self, member: Member) -> None:
+        """Have the driver check the request. Raises `Refused`, saying whether another worker may run the request."""
+        driver = self.drivers[member.driver]
+        try:
+            if driver.capabilities.needs_argv and not member.request.workload.argv:
+                raise refuse("invalid-argument", f"the driver {driver.name} needs argv", field="$.run.argv")
+            run = member.request.workload
+            if (run.files is not None or run.keep) and not driver.capabilities.brings_files:
+                message = f"the driver {driver.name} brings and keeps no files"
+                raise refuse("failed-precondition", message, field="$.run.files")
+            check_named(member, self.devices)
+            driver.check_block(member.request)
+            driver.read_config(member.request)
+            driver.check(member.request.active_alone)
+        except LacksHere:
+            raise
+        except Refused as no:
+            if no.problem.fault != "caller":
+                raise
+            mark = CANNOT_RUN if no.problem.code == "invalid-argument" else NOT_HERE
+            raise refuse(no.problem.code, mark + no.problem.message) from None
+        except Exception as error:  # any request may make any driver fail
+            raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
+
+    def _send_renew(self, command: SendRenew) -> None:
+        if not self.journal.is_in_place():
+            self.say(Log("error", "state-gone", STATE_GONE))
+        self.leader.send_renew(command)
+
+    def _on_session_live(self, command: SessionLive) -> None:
+        self.journal.live(command.ledger)
+        if self.where:
+            log.info("joined as %s, %s, at %s", self.worker, many(len(self.devices), "GPU"), self.where)
+            if self.policy.leaves_root_open and not self.inventory.simulated:
+                log.warning("%s: %s; %s", self.worker, ROOT_OPEN, ROOT_FIX)
+
+    def _on_well(self, command: Well) -> None:
+        slots = self.watch.well(command.slots, command.n, self.host.now())
+        if not slots:
+            return
+        self.claims.open(slots)
+        self.say(Log("warning", "said-well", f"slots {slots} are in use again because an operator said so"))
+        self._execute(self.members.handle(SaidWell(slots), self.host.now()))
+
+    # -------------------------------------------------------------------------------------- commands: the drivers
+
+    def _start_members(self, command: StartMembers) -> None:
+        driver = self.drivers[command.driver]
+        if driver.capabilities.outlives_agent:
+            self.journal.flush()  # after a restart the journal must know every member of a driver that outlives us
+        devices, now = self.devices, self.host.now()
+        assignments: list[Assignment] = []
+        for member in command.members:
+            try:
+                config = driver.read_config(member.request)
+            except Exception as error:  # an earlier agent accepted it, perhaps with another release of the driver
+                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
+                continue
+            assignment = Assignment(
+                member.name,
+                member.request.active_alone,
+                [devices[slot] for slot in member.slots],
+                member.place.mode,
+                member.start or self.claims.start_alone(member),
+                member.place.traceparent,
+                None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
+                config,
+                member.place.folder,
+            )
+            assignments.append(assignment)
+        # a foreign driver starts them one by one: if it raises, it is clear which start failed
+        for part in [[each] for each in assignments] if driver.is_foreign else [assignments]:
+            if broke := self.call_driver(driver, partial(driver.start, part)):
+                failed = [(each.name, CODE_CANNOT_START, broke) for each in part]
+                self.enqueue(StartFailed(failed))
+
+    def _end_member(self, command: EndMember) -> None:
+        driver, name = self.drivers[command.member.driver], command.member.name
+        grace_s = self.clients.begin_end(command)
+        end = partial(driver.end, name, grace_s, command.why)
+        if command.notice_s > 0:
+            end = partial(driver.end_with_notice, name, grace_s, command.why, command.notice_s)
+        if self.call_driver(driver, end):
+            self.enqueue(Stuck([name]))  # it is unknown whether the member will end
+
+    def _resize_members(self, command: ResizeMembers) -> None:
+        for member in command.members:
+            driver, gpu = self.drivers[member.driver], member.request.effective_gpu
+            if driver.capabilities.outlives_agent:
+                self.journal.placed([member.place])
+            if gpu is not None and gpu.share is not None and member.phase != "claimed":  # a claimed one starts with it
+                self.call_driver(driver, partial(driver.resize, member.name, gpu.share))
+
+    def _freeze_member(self, command: FreezeMember) -> None:
+        member = command.member
+        driver, name = self.drivers[member.driver], member.name
+        step = partial(driver.freeze, name, member.slots) if command.on else partial(driver.resume, name)
+        if broke := self.call_driver(driver, step):
+            self.enqueue(FreezeAnswered([(name, "frozen" if member.frozen else "running", broke)]))
+
+    def _forget(self, command: Forget) -> None:
+        for driver in self.drivers.values():
+            names = [member.name for member in command.members if member.driver == driver.name]
+            if names:
+                self.call_driver(driver, partial(driver.forget, names))
+
+    def _forget_strays(self, event: Ended) -> None:
+        for name, _, _ in event.items:
+            driver = self._strays.pop(name, None)
+            if driver is not None:
+                self.call_driver(driver, partial(driver.forget, [name]))
+        if not self._strays:
+            self.claims.look_for_free()
+            self.queue.append(StraysOver())
+
+    def _set_fence(self, command: SetFence) -> None:
+        for driver in self.drivers.values():
+            self.call_driver(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
+
+    def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
+        """Call a driver. If a foreign driver raises, return the error in one line, else "".
+
+        A job that a foreign driver fails on must not end the worker and with it all other jobs. In a driver of moorage
+        an exception is a defect, so it is raised.
+        """
+        try:
+            step()
+        except Exception as error:
+            if not driver.is_foreign:
+                raise
+            return self._log_broken(driver, error)
+        return ""
+
+    def _log_broken(self, driver: Driver, error: Exception) -> str:
+        """Log an exception of a driver; return it in one line, for the job's owner."""
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        broke = carried(
+            f"the driver {driver.name} broke: {type(error).__name__}: {error} ({at.name}, line {at.lineno})"
+        )
+        self.say(Log("error", "driver-broke", broke))
+        return broke
+
+    def _publish(self, name: MemberName, payload: bytes) -> None:
+        tenant, job, replica = name[:3]
+        self.host.post(self.subjects.log(tenant, job, replica), payload)

@@ -1,0 +1,382 @@
+"""Record what an agent must not forget when it dies: its join number, facts not yet answered, and its placements.
+
+It is one append-only file. The same function folds its records into a small state when they are written and when they
+are read, and the file is rewritten from that state once it has grown. A record is a 4-byte length, the CRC-32 of its
+body and the body, big endian; the body is a msgpack array that starts with the record's kind. A torn end after a crash
+is cut off; `torn_bytes` is its size.
+
+Only joins and rewritten files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
+boot id is new, so no earlier member is taken over. Only the join number must keep growing in that case, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.frames import Fact, FactFrame, Place
+from moorage.schemas.unreadable import UNREADABLE
+from moorage.worker.session.member_messages import MemberName
+
+JOURNAL_NAME: Final = "agent.journal"
+MAGIC: Final = b"moorage-agent-journal-1\n"
+#: the file is rewritten beyond this size, or beyond twice the live state if that is more
+JOURNAL_BYTES_MAX: Final = 8 * 1024 * 1024
+RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+#: `is_in_use` has the lock only for a moment, so an agent that finds it locked tries again
+LOCK_TRIES_MAX: Final = 100
+LOCK_RETRY_S: Final = 0.001
+
+_HEADER: Final = struct.Struct(">II")
+#: facts after which the journal needs no placement of a member any more
+_LAST_FACTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
+
+
+class JournalInUse(MoorageError):
+    """Another agent uses this state folder."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            problem(
+                "failed-precondition",
+                f"another agent uses the journal {path}",
+                found=str(path),
+                next="stop it, or give this worker a state folder of its own",
+            )
+        )
+
+
+class JournalUnwritable(MoorageError):
+    """The disk refuses writes: an agent without a journal must not go on."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            problem(
+                "failed-precondition",
+                f"the journal {path} cannot be written: {error.strerror or error}",
+                found=str(path),
+                next="make room and start the agent again: running jobs go on until its lease is over",
+            )
+        )
+
+
+class JournalUnreadable(MoorageError):
+    """The file is not a journal, or a newer release wrote it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            problem(
+                "failed-precondition",
+                f"{path} is not a journal that this release can read",
+                found=str(path),
+                next="use the release that wrote it, or move the file away once no job of it runs here",
+            )
+        )
+
+
+def is_in_use(path: Path) -> bool:
+    """Return whether an agent, this one included, has the journal at this path open; False if that cannot be seen."""
+    try:
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: a starting agent can tell it from an agent's lock
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _lock_alone(lock: int) -> bool:
+    """Lock an agent's lock file; return False if another agent has it (`is_in_use` has it only for a moment)."""
+    for _ in range(LOCK_TRIES_MAX):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            pass
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(LOCK_RETRY_S)
+    return False
+
+
+class _Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+    n: int
+    facts: list[Fact]
+    devices: list[str] = []
+    left: list[str] = []
+
+
+class _Live(msgspec.Struct, frozen=True, array_like=True, tag="live"):
+    ledger: str
+
+
+class _Facts(msgspec.Struct, frozen=True, array_like=True, tag="facts"):
+    no: int
+    facts: list[Fact]
+
+
+class _Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
+    no: int
+
+
+class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
+    places: list[Place]
+
+
+_Record = _Join | _Live | _Facts | _Answered | _Placed
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Record).decode
+
+
+class JournalState:
+    """The state after all records so far."""
+
+    __slots__ = ("devices", "frames", "join_facts", "join_n", "ledger", "left", "places")
+
+    def __init__(self) -> None:
+        self.join_n = 0
+        self.ledger = ""
+        self.join_facts: list[Fact] = []
+        self.frames: dict[int, list[Fact]] = {}
+        self.places: dict[MemberName, Place] = {}
+        self.devices: list[str] = []  # the devices in the order of the places' slots; empty from an older release
+        self.left: list[str] = []  # devices that may still have the memory of an earlier job
+
+    @property
+    def unanswered(self) -> list[Fact]:
+        return [*self.join_facts, *(fact for facts in self.frames.values() for fact in facts)]
+
+    def apply(self, record: Any) -> None:
+        if type(record) is _Facts:
+            self.frames[record.no] = record.facts
+            if self.places:
+                self._drop_places(record.facts)
+        elif type(record) is _Answered:
+            for no in [no for no in self.frames if no <= record.no]:
+                del self.frames[no]
+        elif type(record) is _Placed:
+            for place in record.places:
+                self.places[(place.tenant, place.job, place.replica, place.attempt, place.fence)] = place
+        elif type(record) is _Join:
+            self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
+            self.devices, self.left = record.devices, record.left
+            self._drop_places(record.facts)
+        elif type(record) is _Live:
+            self.ledger, self.join_facts = record.ledger, []
+
+    def records(self) -> list[_Record]:
+        """Return the fewest records that lead to this state."""
+        return [
+            *([_Live(self.ledger)] if self.ledger else []),
+            _Join(self.join_n, self.join_facts, self.devices, self.left),
+            *(_Placed([place]) for place in self.places.values()),
+            *(_Facts(no, facts) for no, facts in self.frames.items()),
+        ]
+
+    def _drop_places(self, facts: list[Fact]) -> None:
+        for fact in facts:
+            if fact.kind in _LAST_FACTS:
+                self.places.pop((fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence), None)
+
+
+class MemoryJournal:
+    """The journal of a worker that leaves nothing when it dies, such as a simulated one: it is only in memory."""
+
+    def __init__(self, join_n: int = 0) -> None:
+        self.state = JournalState()
+        self.state.join_n = join_n
+        self.torn_bytes = 0
+
+    @classmethod
+    def of_this_start(cls) -> MemoryJournal:
+        """Return a journal for a worker without a past.
+
+        Its join number is the wall clock's seconds, which outgrow the joins.
+        """
+        return cls(join_n=int(time.time()))
+
+    def placed(self, places: list[Place]) -> None:
+        """Record placements before the driver gets them, so that a restarted agent knows what its supervisor runs."""
+        self._append(_Placed(places))
+
+    def facts(self, frame: FactFrame) -> None:
+        """Record a frame of facts before it is sent."""
+        self._append(_Facts(frame.no, frame.facts))
+
+    def answered(self, no: int) -> None:
+        self._append(_Answered(no))
+
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
+        """Record a join on the disk before it is sent; its facts replace all unanswered ones.
+
+        `devices` names this host's devices, in the order of the session's slots. `left` names the devices, present or
+        not, that may still have the memory of a job that is no member any more.
+        """
+        self._append(_Join(n, facts, list(devices), list(left)))
+
+    def live(self, ledger: str) -> None:
+        self._append(_Live(ledger))
+
+    def is_in_place(self) -> bool:
+        """Return whether the next agent can find what is written now."""
+        return True
+
+    def flush(self) -> None:
+        """Write the collected records with one call; nothing for a journal in memory."""
+
+    def close(self) -> None:
+        pass
+
+    def _append(self, record: _Record) -> None:
+        self.state.apply(record)
+
+
+class Journal(MemoryJournal):
+    """The journal as a file. Methods that write raise JournalUnwritable if the disk refuses."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. Raises JournalInUse, JournalUnreadable, OSError."""
+        super().__init__()
+        self.path = path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._pending: list[bytes] = []
+        self._bytes_max = JOURNAL_BYTES_MAX
+        # the lock is a file of its own, because the journal's file is replaced at every compaction
+        self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _lock_alone(self._lock):
+            os.close(self._lock)
+            raise JournalInUse(path)
+        try:
+            self._file = self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def is_in_place(self) -> bool:
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            return False
+        ours = os.fstat(self._file)
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
+        super().join(n, facts, devices, left)
+        self.flush()
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise JournalUnwritable(self.path, error) from error
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        self._pending = []
+        try:
+            _write_all(self._file, data)
+            self._size += len(data)
+            if self._size > self._bytes_max:
+                self._compact()
+        except OSError as error:
+            raise JournalUnwritable(self.path, error) from error
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            os.close(self._file)
+            os.close(self._lock)
+
+    def _append(self, record: _Record) -> None:
+        self.state.apply(record)
+        self._pending.append(_framed(record))
+
+    def _open(self) -> int:
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            data = _read_all(file)
+            if not data.startswith(MAGIC):
+                if not MAGIC.startswith(data):  # a torn first line is an empty journal
+                    raise JournalUnreadable(self.path)
+                os.ftruncate(file, 0)
+                _write_all(file, MAGIC)
+                self.torn_bytes, self._size = len(data), len(MAGIC)
+                return file
+            self._size = self._read(data)
+            self.torn_bytes = len(data) - self._size
+            if self.torn_bytes:
+                os.ftruncate(file, self._size)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _read(self, data: bytes) -> int:
+        """Fold the records up to the first incomplete or damaged one; return the size of the file up to there.
+
+        Raises JournalUnreadable for a newer release's record.
+        """
+        at = len(MAGIC)
+        while at + _HEADER.size <= len(data):
+            length, crc = _HEADER.unpack_from(data, at)
+            body = data[at + _HEADER.size : at + _HEADER.size + length]
+            if length > RECORD_BYTES_MAX or len(body) < length or zlib.crc32(body) != crc:
+                break
+            try:
+                self.state.apply(_decode(body))
+            except UNREADABLE:
+                raise JournalUnreadable(self.path) from None
+            at += _HEADER.size + length
+        return at
+
+    def _compact(self) -> None:
+        """Write the live state into a new file and put it in place, so that readers see the old file or the new one."""
+        data = MAGIC + b"".join(_framed(record) for record in self.state.records())
+        new = self.path.with_suffix(".new")
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(file, data)
+            os.fsync(file)  # else the rename may reach the disk before the bytes (rename(2), ext4's delayed allocation)
+            os.replace(new, self.path)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(self._file)
+        self._file = file
+        self._size = len(data)
+        self._bytes_max = max(JOURNAL_BYTES_MAX, 2 * self._size)
+
+
+def _framed(record: _Record) -> bytes:
+    body = _encode(record)
+    return _HEADER.pack(len(body), zlib.crc32(body)) + body
+
+
+def _read_all(file: int) -> bytes:
+    parts = []
+    while part := os.read(file, 1024 * 1024):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,108 @@
+"""Send a worker's frames to the leader: facts, renewals, joins and the goodbye, journalled first where needed."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Goodbye, Join, Renew, Unwell
+from moorage.schemas.subjects import WORKER_VERBS, Subjects
+from moorage.worker.agent.journal import MemoryJournal
+from moorage.worker.agent.reporter import Reporter
+from moorage.worker.devices.device_watch import DeviceWatch
+from moorage.worker.devices.member_claims import MemberClaims
+from moorage.worker.devices.pool import GpuPool
+from moorage.worker.session.lease_session import LeaseSession
+from moorage.worker.session.member_messages import SendFacts, SendGoodbye, SendJoin, SendRenew
+from moorage.worker.session.restoring import device_names
+
+#: why nothing new is started, for the leader and the log
+STATE_GONE: Final = "the worker's state folder was removed or replaced under it: start the worker again"
+
+
+class Post(Protocol):
+    """A function that queues a message for the write at the end of this turn of the loop."""
+
+    def __call__(self, subject: str, payload: bytes, reply: str = "") -> None: ...
+
+
+class LeaderLink:
+    """Sends one worker's frames to the leader.
+
+    Answers come to `<inbox>.<worker>.<verb>.<join>.<number>`, so the subject says what they answer.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        inbox: str,
+        subjects: Subjects,
+        session: LeaseSession,
+        journal: MemoryJournal,
+        reporter: Reporter,
+        pool: GpuPool,
+        watch: DeviceWatch,
+        claims: MemberClaims,
+    ) -> None:
+        worker = reporter.worker
+        self._post = post
+        self._inbox = f"{inbox}.{worker}"
+        self._subjects = {verb: subjects.worker(worker, verb) for verb in WORKER_VERBS}
+        self._session = session
+        self._journal = journal
+        self._reporter = reporter
+        self._pool = pool
+        self._watch = watch
+        self._claims = claims
+        self._join = b""
+
+    def _ask(self, verb: str, number: int, payload: bytes) -> None:
+        self._post(self._subjects[verb], payload, f"{self._inbox}.{verb}.{self._session.join_n}.{number}")
+
+    def send_facts(self, command: SendFacts) -> None:
+        if not command.again:
+            self._journal.facts(command.frame)
+        self._ask("fact", command.frame.no, encode(command.frame, json=False))
+
+    def send_renew(self, command: SendRenew) -> None:
+        pool = self._pool
+        renew = Renew(
+            command.session,
+            command.n,
+            command.no,
+            pool.generation,
+            command.held,
+            pool.busy_slots(),
+            pool.pending_claimers() > 0,
+            unwell=self._unwell(),
+            well_n=self._watch.health.well_n,
+            reign=self._session.reign,
+            resized=command.resized,
+        )
+        self._ask("renew", command.n, encode(renew, json=False))
+
+    def _unwell(self) -> list[Unwell]:
+        """Return the devices that must not be given out: all of them once the state folder is gone."""
+        if self._journal.is_in_place():
+            return self._watch.told
+        return [Unwell(slot, "state-gone", STATE_GONE) for slot in range(len(self._reporter.devices))]
+
+    def send_join(self, command: SendJoin) -> None:
+        if not command.again:
+            session, reporter = self._session, self._reporter
+            join = Join(
+                reporter.facts.machine,
+                reporter.boot,
+                command.n,
+                reporter.hello_to_the_leader(),
+                facts=command.facts,
+                holding=command.holding,
+                reign=session.reign,
+                ledger=session.ledger,
+            )
+            self._journal.join(command.n, command.facts, device_names(reporter.devices), self._claims.left)
+            self._join = encode(join, json=False)
+        self._ask("join", command.n, self._join)
+
+    def send_goodbye(self, command: SendGoodbye) -> None:
+        self._ask("join", 0, encode(Goodbye(command.session), json=False))

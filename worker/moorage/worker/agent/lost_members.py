@@ -1,0 +1,100 @@
+"""Find the members of which nothing is left on this host although the worker has them, and end them as lost.
+
+A driver that loses the report of an end would hold the member's devices for ever. So the worker asks each driver, now
+and then and for each audit, what the supervisor and the engine really have. A member that two answers leave out, at
+least a renewal apart, is ended as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from moorage.schemas.frames import Finding
+from moorage.worker.agent.shell import Shell
+from moorage.worker.drivers.base import Driver
+from moorage.worker.session.lease_session import LeaseSession
+from moorage.worker.session.member_messages import Log, Member, MemberName
+
+#: renewals between two looks while the worker has members
+LOOK_RENEWALS: Final = 5
+#: seconds that a driver's answer may take; after that it counts as no answer
+ANSWER_S: Final = 10.0
+#: the kind of an audit's finding
+NOTHING_RUNS: Final = "nothing-runs"
+
+
+class LostMembers:
+    """Compares a worker's members with what its drivers say is there; see the module's docstring."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        drivers: Mapping[str, Driver],
+        held: Mapping[MemberName, Member],
+        session: LeaseSession,
+    ) -> None:
+        self._shell = shell
+        self._drivers = drivers
+        self._held = held
+        self._session = session
+        self._since_s: dict[MemberName, float] = {}  # when an answer first left the member out
+        self._looking = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Look every `LOOK_RENEWALS` renewals, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_RENEWALS * (self._session.renew_s or 1.0))  # it is 0 before the first join
+            if self._held and self._session.phase == "live":
+                await self.look()
+
+    async def look(self) -> list[MemberName]:
+        """Return the members of which nothing is left; end those that a look a renewal ago left out as well."""
+        async with self._looking:
+            missing: list[MemberName] = []
+            for driver in self._drivers.values():
+                before = self._of(driver)
+                if before and (living := await self._living(driver, before)) is not None:
+                    missing += sorted(before & self._of(driver) - set(living))
+            now = self._shell.now()
+            self._since_s = {name: self._since_s.get(name, now) for name in missing}
+            for name, since_s in list(self._since_s.items()):
+                if self._session.phase == "live" and now - since_s >= self._session.renew_s:
+                    self._end(name)
+            return missing
+
+    async def findings(self) -> list[Finding]:
+        """Return the members of which nothing is left as findings of an audit."""
+        return [
+            Finding(NOTHING_RUNS, -1, "", name=f"{tenant}/{job}/{replica} fence {fence}")
+            for tenant, job, replica, _, fence in await self.look()
+        ]
+
+    def _of(self, driver: Driver) -> set[MemberName]:
+        """Return the driver's members that should be there. Frozen and stuck ones have rules of their own."""
+        return {
+            name
+            for name, member in self._held.items()
+            if member.driver == driver.name
+            and member.phase in ("starting", "running", "ending")
+            and not (member.frozen or member.freezing or member.stuck)
+        }
+
+    async def _living(self, driver: Driver, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await driver.living(names)
+        except TimeoutError:
+            return None
+        except Exception:
+            if not driver.is_foreign:
+                raise
+            return None
+
+    def _end(self, name: MemberName) -> None:
+        del self._since_s[name]
+        driver = self._drivers[self._held[name].driver]
+        why = f"{name} counts as running, but the driver {driver.name} has nothing of it: it is ended as lost"
+        self._shell.say(Log("error", NOTHING_RUNS, why))
+        self._shell.call_driver(driver, lambda: driver.give_up(name))

@@ -1,0 +1,285 @@
+"""Publish a worker's hello and load frames, and read the devices for them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal, TypeVar
+
+from msgspec.structs import replace
+
+from moorage.schemas.capabilities import COUNTED, NEXT_ATTEMPT, Capabilities
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Device, Hello, Load, Look, Looked, SlotLoad
+from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.release import RELEASE
+from moorage.schemas.subjects import Subjects
+from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
+from moorage.worker.agent.lost_members import LostMembers
+from moorage.worker.agent.policy import Policy
+from moorage.worker.agent.shell import Shell
+from moorage.worker.devices.device_watch import DeviceWatch
+from moorage.worker.devices.pool import GpuPool, SlotState
+from moorage.worker.devices.readers.base import Inventory, SlotReading
+from moorage.worker.devices.readers.faults import Fault, Gravity
+from moorage.worker.devices.readers.host import HostFacts
+from moorage.worker.drivers.base import Driver
+from moorage.worker.session.lease_session import NEVER_S
+from moorage.worker.session.member_messages import Event, HealthChanged, Log, Member, MemberName
+from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
+from moorage.worker.sharing.idle_watch import IdleJobs, UnusedJobs
+from moorage.worker.sharing.memory_guard import MemoryGuard
+from moorage.worker.sharing.usage_meter import UsageMeter
+
+T = TypeVar("T")
+Meter = Callable[[Sequence[SlotReading], float], Event | None]  # takes the reading of each slot, and the time
+
+
+class Reporter:
+    """Publishes one worker's hello and load frames, and passes on what its devices show.
+
+    `open` it, then call `tell` at the end of each turn, and by `due_s` at the latest.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        worker: str,
+        settings: WorkerSettings,
+        facts: HostFacts,
+        inventory: Inventory,
+        drivers: Mapping[str, Driver],
+        pool: GpuPool,
+        watch: DeviceWatch,
+        policy: Policy,
+        guard: MemoryGuard,
+        held: Mapping[MemberName, Member],
+        lost: LostMembers,
+    ) -> None:
+        self.worker = worker
+        self.settings = settings
+        self.facts = facts
+        self.inventory = inventory
+        self.drivers = drivers
+        self.pool = pool
+        self.watch = watch
+        self.policy = policy
+        self.guard = guard
+        self._lost = lost
+        #: each takes every reading of real devices and may return an event
+        self.meters: list[Meter] = [
+            UsageMeter(held, drivers).read,
+            IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
+            UnusedJobs(held, settings.freezes_after_s, self._wakes).read,
+        ]
+        self.devices = pool.devices
+        self.subjects = Subjects(settings.prefix)
+        self._shell = shell
+        self._is_open = False
+        self._sampling = False
+        self._looking = False
+        self._readings = [SlotReading() for _ in self.devices]
+        self._load_n = 0
+        self._load_at_s = NEVER_S
+        self._load_sent_s = 0.0
+        self._sample_at_s = NEVER_S
+        self._started = str(time.monotonic_ns())
+        pool.on_change = self._pool_changed
+
+    async def open(self) -> None:
+        """Read the devices once, then say hello; the drivers must be open."""
+        self.inventory.watch(self._on_fault)
+        self._seen(await self.inventory.sample())
+        self._load_at_s = self._sample_at_s = self._shell.now()
+        self.say_hello()
+        self._is_open = True
+
+    @property
+    def boot(self) -> str:
+        """The machine's boot id and the `boot` of each driver that has one; if none has, when this agent started."""
+        boots = dict.fromkeys(driver.boot for _, driver in sorted(self.drivers.items()) if driver.boot)
+        return f"{self.facts.boot}.{'+'.join(boots) or self._started}"
+
+    @property
+    def due_s(self) -> float:
+        """When `tell` has work next, in seconds of CLOCK_BOOTTIME."""
+        return min(self._load_at_s, self._sample_at_s)
+
+    def slept(self, seconds: float) -> None:
+        """Move the deadlines by time that was skipped."""
+        self._load_at_s += seconds
+        self._load_sent_s += seconds
+        self._sample_at_s += seconds
+
+    def tell(self) -> None:
+        """Begin a reading of the devices that is due: a load frame follows. Else publish a load frame that is due."""
+        now = self._shell.now()
+        if now >= self._sample_at_s:
+            self._sample_at_s = now + self.settings.load_s
+            self._shell.spawn(self._sample_and_say_load())
+        elif now >= self._load_at_s:
+            self._say_load()
+
+    def hello(self) -> Hello:
+        settings, facts = self.settings, self.facts
+        nothing: dict[str, float] = {}
+        return Hello(
+            self.worker,
+            self.boot,
+            release=RELEASE,
+            hostname=facts.hostname,
+            drivers=list(self.drivers),
+            modes=list(settings.modes_offered),
+            sharers_max={mode: sharers for mode, sharers in settings.sharers_max.items() if sharers},
+            labels=settings.labels,
+            cpu_milli=facts.cpu_milli,
+            memory_mib=facts.memory_mib,
+            gpu_pool=self.devices,
+            interface=settings.interface,
+            address=settings.address or "",
+            simulated=self.inventory.simulated,
+            lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
+            capabilities={name: self._capabilities(driver) for name, driver in self.drivers.items()},
+            keeps={
+                key: value
+                for driver in self.drivers.values()
+                for key, value in self._said(driver, partial(driver.keeps, settings), nothing).items()
+            },
+        )
+
+    def _capabilities(self, driver: Driver) -> Capabilities:
+        """Return a driver's capabilities, with how well this worker keeps its jobs to their part of a device."""
+        can = self._said(driver, driver.can, driver.capabilities)
+        offered = [mode for mode in self.settings.modes_offered if mode not in driver.modes_refused]
+        shared = [mode for mode in offered if mode in SHARERS_MAX and can.gpu_enabled]
+        resizes = {mode: self._said(driver, partial(driver.resizes, mode), COUNTED) for mode in shared}
+        if "mps" in resizes and self.settings.mps == "managed" and driver.joins_mps:
+            resizes["mps"] = NEXT_ATTEMPT  # a client keeps the variables that it started with
+        levels = {mode: level for mode, level in self.guard.levels(driver).items() if mode in offered}
+        return replace(can, enforced=levels, resizes=resizes)
+
+    def _wakes(self, member: Member) -> bool:
+        driver = self.drivers[member.driver]
+        return self._said(driver, partial(driver.wakes, member.name), False)
+
+    def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
+        """Return a driver's answer to `question`; `otherwise` if it is a foreign driver and raises."""
+        said = [otherwise]
+        self._shell.call_driver(driver, lambda: said.append(question()))
+        return said[-1]
+
+    def hello_to_the_leader(self) -> Hello:
+        """Return hello with the rules by tenant, which only the leader may see."""
+        users = self.policy.mps_users() if self.settings.mps == "managed" else None
+        return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users, own_user=own_user())
+
+    def say_hello(self) -> None:
+        self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
+
+    def look(self, frame: Look) -> None:
+        """Compare the devices with the leases and send the leader the findings.
+
+        While an earlier request is not answered, drop this one: a device may hang.
+        """
+        if self._looking or not self._is_open:
+            self._shell.dropped["look"] += 1
+            return
+        self._looking = True
+        self._shell.spawn(self._look(frame))
+
+    async def _look(self, frame: Look) -> None:
+        try:
+            before = self.pool.slot_states()
+            readings = await self.inventory.sample()
+            baselines = [self.inventory.memory_baseline_mib(slot) for slot in range(len(self.devices))]
+            found, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+            findings = [*found, *(await self._lost.findings())]
+            more += max(0, len(findings) - FINDINGS_MAX)
+        finally:
+            self._looking = False
+        looked = Looked(self.worker, frame.ask, findings=findings[:FINDINGS_MAX], more=more)
+        self._shell.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
+
+    def _pool_changed(self) -> None:
+        """Have a load frame publish the change soon: at most `LOADS_ON_CHANGE_PER_S_MAX` such frames a second."""
+        if self._load_at_s == NEVER_S:
+            self._load_at_s = self._load_sent_s + 1 / LOADS_ON_CHANGE_PER_S_MAX
+            self._shell.wake()
+
+    async def _sample_and_say_load(self) -> None:
+        if self._sampling:
+            return  # an earlier reading is still pending: the devices' driver is slow
+        self._sampling = True
+        try:
+            self._seen(await self.inventory.sample())
+        finally:
+            self._sampling = False
+        self._say_load()
+
+    # ------------------------------------------------------------------------------------------- the devices' health
+
+    def _seen(self, readings: list[SlotReading]) -> None:
+        self._readings = readings
+        if self.watch.seen(readings, self._shell.now()):
+            self._health_changed()
+        for meter in () if self.inventory.simulated else self.meters:
+            if (event := meter(readings, self._shell.now())) is not None:
+                self._shell.enqueue(event)
+
+    def _on_fault(self, slot: int, fault: Fault) -> None:
+        """Handle a fault that a device reports by itself."""
+        level: Literal["info", "error"] = "info" if fault.gravity == Gravity.NOTE else "error"
+        self._shell.say(Log(level, "device-fault", f"GPU {slot} ({self.devices[slot].uuid}): {fault.detail}"))
+        if self.watch.happened(slot, fault, self._shell.now()):
+            self._health_changed()
+
+    def _health_changed(self) -> None:
+        for each in self.watch.told:
+            self._shell.say(Log("error", "device-unwell", f"GPU {each.slot} is out of use: {each.kind}: {each.detail}"))
+        self._shell.enqueue(HealthChanged())
+        self._pool_changed()
+
+    def _say_load(self) -> None:
+        self._load_at_s = NEVER_S
+        now = self._load_sent_s = self._shell.now()
+        self._load_n += 1
+        frame = Load(
+            self.worker,
+            self.boot,
+            self._load_n,
+            self.pool.generation,
+            pending_claimers=self.pool.pending_claimers(),
+            gpu_pool=[
+                self._slot_load(device, state, reading, now)
+                for device, state, reading in zip(self.devices, self.pool.slot_states(), self._readings, strict=True)
+            ],
+            simulated=self.inventory.simulated,
+        )
+        self._shell.post(self.subjects.load(self.worker), encode(frame))
+
+    def _slot_load(self, device: Device, state: SlotState, reading: SlotReading, now: float) -> SlotLoad:
+        health, foreign, detail = self.watch.shown(state, reading, now)
+        return SlotLoad(
+            index=device.index,
+            leased=state.sharers > 0,
+            sharers=state.sharers,
+            mode=state.mode or "",
+            util_percent=reading.util_percent or 0,
+            memory_used_mib=reading.memory_used_mib,
+            temperature_c=reading.temperature_c,
+            health=health,
+            foreign=foreign,
+            detail=detail,
+        )
+
+
+def own_user() -> list[str]:
+    """Return the name, if it has one, and the number of the user that this process runs as."""
+    uid = os.geteuid()
+    try:
+        return [pwd.getpwuid(uid).pw_name, str(uid)]
+    except KeyError:
+        return [str(uid)]

@@ -1,0 +1,433 @@
+"""Put a worker together from its settings and run it: one agent on a real host, many for a simulated fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from moorage.bus.connect_logged import connect_logged
+from moorage.bus.connection import Connection, State
+from moorage.bus.contexts import Context
+from moorage.bus.jetstream import JetStream
+from moorage.schemas.errors import refuse
+from moorage.schemas.settings import NO_FILE, SettingsFile
+from moorage.system.collector import leave_what_stays
+from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.fleet_host import FleetHost
+from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
+from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN, Policy
+from moorage.worker.devices.changed_devices import devices_changed
+from moorage.worker.devices.readers.base import Inventory
+from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
+from moorage.worker.devices.readers.simulated import SimulatedHost, SimulatedInventory
+from moorage.worker.devices.readers.simulated_faults import FILE_NAME as FAULTS_FILE
+from moorage.worker.devices.readers.simulated_faults import FaultFile
+from moorage.worker.devices.readers.simulated_hosts import load_hosts, simulated_hosts
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.loading import Found, find
+from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
+from moorage.worker.drivers.vm.handed_on import HandingInventory, open_handing
+from moorage.worker.freezing import cuda
+from moorage.worker.freezing.freezer import Freezer
+from moorage.worker.job.attempt_folders import FOLDERS, clear_unknown
+from moorage.worker.job.job_files import JobFiles
+from moorage.worker.job.output_keeper import OutputBounds
+from moorage.worker.job.secret_files import trouble_with_secrets
+from moorage.worker.lend.protocol import SOCKET_NAME
+from moorage.worker.lend.server import LeaseServer
+from moorage.worker.settings import WorkerSettings, mps_folder
+from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
+from moorage.worker.sharing.idle_watch import IdleWatch
+from moorage.worker.sharing.limiter.keeper import ControllerProcess
+from moorage.worker.sharing.mps.managed import MPS, ManagedMps
+
+SUPERVISOR_FOLDER: Final = "supervisor"
+WORKERS_FOLDER: Final = "workers"
+#: folder for the GPUs that VMs have: journals and locks
+HANDED_ON: Final = "handed-on"
+FROZEN_FILE: Final = "frozen.json"
+HEALTH_FILE: Final = "devices.health"
+#: how long workers whose jobs cannot outlive them try to end these jobs and say goodbye
+LEAVE_S_MAX: Final = 5.0
+#: if a process has more workers than this, their joins are not logged
+JOINS_TOLD_MAX: Final = 64
+
+log = logging.getLogger("moorage.worker")
+
+
+class Worker:
+    """The agents of one process, put together by `start`. Callers may watch `host` and read `agents`.
+
+    `lender` is set if the process has one agent, its settings offer leases, and the socket could be opened.
+    """
+
+    def __init__(self, host: FleetHost, connection: Connection, agents: list[Agent]) -> None:
+        self.host = host
+        self.connection = connection
+        self.agents = agents
+        self.lender: LeaseServer | None = None
+        self.files: JobFiles | None = None
+        self.compute_modes: ComputeModes | None = None
+        self.controller: ControllerProcess | None = None
+
+    def close_unused(self) -> None:
+        """After a failed start, close all inventories, and the journals of agents that the host has not taken over."""
+        for agent in self.agents:
+            if agent.worker not in self.host.agents:
+                agent.journal.close()
+            agent.inventory.close()
+
+    async def stop(self) -> None:
+        """Close everything. Jobs with a supervisor run on, unless the state folder is gone; other jobs are ended first.
+
+        Each agent without a job or lease says goodbye before that, so that the scheduler need not wait until its
+        session is over. If a part raises, the others are closed all the same.
+        """
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(self.connection.close)
+            for part in (self.files, self.controller, self.host):
+                if part is not None:
+                    closing.push_async_callback(part.close)
+            for agent in reversed(self.agents):
+                closing.callback(agent.inventory.close)
+            closing.push_async_callback(self._close_compute_modes)
+            if self.lender is not None:
+                closing.push_async_callback(self.lender.close)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Take back what is lent, and let the agents say goodbye that may."""
+        if self.lender is not None:
+            await self.lender.leave("the agent stops", LEAVE_S_MAX)
+        sound = [agent for agent in self.agents if agent.worker in self.host.agents]
+        leaving = [agent for agent in sound if not _can_outlive(agent) or not agent.journal.is_in_place()]
+        for agent in sound:
+            if agent in leaving:
+                agent.leave()
+            else:
+                agent.leave_if_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S_MAX):
+                for agent in leaving:
+                    await agent.left.wait()
+
+    async def _close_compute_modes(self) -> None:
+        if self.compute_modes is not None and not any(agent.pool.shared_slots() for agent in self.agents):
+            await self.compute_modes.close()
+
+
+async def start(settings: WorkerSettings, target: Context | str | None, file: SettingsFile = NO_FILE) -> Worker:
+    """Connect and open everything.
+
+    `target` is a NATS context as in `bus.contexts.resolve`; `file` has the settings of drivers. Raises MoorageError:
+    errors of the connection, the journal and the supervisor, failed-precondition for settings that contradict each
+    other, bad-settings for those of a driver.
+    """
+    with used_as_state(settings.state_dir):
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = host_facts(settings.state_dir)
+    if settings.folder_dir is not None:
+        with _used_as("the folder of the jobs' folders", settings.folder_dir, "folder_dir", "--folder-dir"):
+            settings.folder_dir.mkdir(parents=True, exist_ok=True)
+    hosts = simulated_of(settings)
+    Policy.of(settings).check_host()
+    if hosts is None and Policy.of(settings).leaves_root_open:
+        log.warning("%s; %s", ROOT_OPEN, ROOT_FIX)
+    drivers = find(settings.drivers, file, simulated=hosts is not None)
+    if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
+        log.warning("secrets: %s; a job that needs such a secret fails", trouble)
+    if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
+        log.warning("secrets: every tenant may use every secret of this worker: set secrets_for to limit that")
+
+    async with contextlib.AsyncExitStack() as opened:  # closes what was opened, if the start fails
+        worker = await _start(settings, target, facts, hosts, drivers, opened)
+        opened.pop_all()
+    return worker
+
+
+async def _start(
+    settings: WorkerSettings,
+    target: Context | str | None,
+    facts: HostFacts,
+    hosts: list[SimulatedHost] | None,
+    drivers: list[Found],
+    opened: contextlib.AsyncExitStack,
+) -> Worker:
+    """Do `start` with checked settings. Parts that must be closed after a failure go into `opened`, step by step."""
+
+    def on_state(state: State) -> None:
+        if state is State.CONNECTED and host is not None:
+            host.reconnected()
+
+    host: FleetHost | None = None
+    connection = await connect_logged(
+        target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state
+    )
+    opened.push_async_callback(connection.close)
+    host = FleetHost(connection, settings.prefix)
+    opened.push_async_callback(host.close)
+    await host.open()
+    worker = Worker(host, connection, [])
+    opened.callback(worker.close_unused)
+    bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
+    where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
+    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
+    stream = JetStream(connection, connection.context.api_prefix)
+    files = JobFiles(stream, settings.prefix, settings.state_dir, settings.files_bytes, settings.files_cache)
+    with used_as_state(settings.state_dir):
+        files.open()
+    worker.files = files
+    if hosts is None:
+        modes = settings.state_dir / FILE_NAME
+        shares = "time-slice" in settings.modes_offered
+        worker.compute_modes = ComputeModes(modes, facts.boot, shares=shares, length=settings.time_slice)
+    await _put_agents(worker, settings, facts, hosts, drivers, link, files)
+    await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
+    if worker.compute_modes is not None:
+        has_mps = worker.agents[0].clients.mps is not None
+        await worker.compute_modes.open(_whole_gpus(worker.agents[0]), has_mps=has_mps)
+    if settings.limiter and hosts is None:
+        worker.controller = ControllerProcess(settings)
+        opened.push_async_callback(worker.controller.close)
+        worker.controller.open()
+    if settings.folder_dir is None:
+        is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
+        await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)
+    for agent in worker.agents:
+        agent.where = where
+        await host.add(agent)
+    if settings.leases and len(worker.agents) == 1:
+        worker.lender = await _lender(worker.agents[0])
+    return worker
+
+
+async def run(
+    settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event, file: SettingsFile = NO_FILE
+) -> None:
+    """Start a worker and serve until `stop` is set; restart it when it is drained and its machine has other devices.
+
+    Raises the error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
+    """
+    again = True
+    while again:
+        again = False
+        worker = await start(settings, target, file)
+        changes = []
+        if len(worker.agents) == 1:
+            worker.agents[0].on_given_up = worker.host.give_up
+            if not worker.agents[0].inventory.simulated:
+                changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
+        leave_what_stays()
+        try:
+            await worker.host.serve(stop, *changes)
+            for change in (each for each in changes if each.done()):
+                change.result()  # raises if the task failed
+                again = not stop.is_set()
+        finally:
+            for change in changes:
+                change.cancel()
+            await asyncio.gather(*changes, return_exceptions=True)
+            await worker.stop()
+
+
+@contextlib.contextmanager
+def used_as_state(folder: Path) -> Iterator[None]:
+    """Turn an error of the disk in the block into Refused, because the setting of the folder is at fault."""
+    with _used_as("the state folder", folder, "state_dir", "--state"):
+        yield
+
+
+@contextlib.contextmanager
+def _used_as(what: str, folder: Path, setting: str, flag: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise refuse(
+            "failed-precondition",
+            f"{what} {folder} cannot be used: {error.strerror or error}",
+            field=f"$.{setting}",
+            found=str(error.filename or folder),
+            next=f"name a folder that this user may write to, on a disk with room: {flag}",
+        ) from error
+
+
+def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
+    """Return the simulated hosts that the settings name, by word or file; None for a real one. Raises Refused."""
+    word = settings.simulate
+    if word is None:
+        return None
+    try:
+        if word.endswith((".toml", ".json")):
+            return load_hosts(Path(word))
+        return simulated_hosts(word, name=settings.worker or "sim")
+    except OSError as error:
+        why = f"no simulated fleet: {word} cannot be read: {error.strerror}"
+        raise refuse("failed-precondition", why, field="$.simulate", found=word) from error
+    except ValueError as error:
+        raise refuse("failed-precondition", f"no simulated fleet: {error}", field="$.simulate", found=word) from error
+
+
+def facts_of_simulated(host: SimulatedHost, worker: str, facts: HostFacts) -> HostFacts:
+    """Return the facts of a simulated host on this machine: each worker id gets a machine id of its own."""
+    return HostFacts(worker, worker, f"{facts.machine}-{worker}", facts.boot, host.cpu_milli, host.memory_mib)
+
+
+async def _put_agents(
+    worker: Worker,
+    settings: WorkerSettings,
+    facts: HostFacts,
+    hosts: list[SimulatedHost] | None,
+    drivers: list[Found],
+    link: SupervisorLink,
+    files: JobFiles,
+) -> None:
+    """Add the agents to `worker.agents` one by one, so that they can be closed if a later one fails. Raises Refused."""
+    if hosts is None:
+        name = settings.worker or facts.worker
+        machine = await _devices(name, settings, drivers)
+        try:
+            modes = worker.compute_modes
+            worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link, files, modes))
+        except BaseException:
+            machine.close()
+            raise
+        return
+    faults = FaultFile(settings.state_dir / FAULTS_FILE)
+    for simulated in hosts:
+        name = settings.worker if settings.worker and len(hosts) == 1 else simulated.name
+        inventory = SimulatedInventory(simulated, faults, name)
+        simulated_facts = facts_of_simulated(simulated, name, facts)
+        worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, drivers, link, files))
+
+
+async def _devices(name: str, settings: WorkerSettings, drivers: list[Found]) -> Inventory:
+    """Return the devices of this host, or those that a driver has instead. Raises Refused."""
+    for each in drivers:
+        found = await each.kind.open_inventory(name, settings, each.own)
+        if found is not None and len(drivers) > 1:
+            raise refuse(
+                "failed-precondition",
+                f"the devices of the driver {each.kind.name} are not this host's, so it must be a worker's only driver",
+                field="$.drivers",
+                found=", ".join(other.kind.name for other in drivers),
+                next=f"run a worker with the driver {each.kind.name} alone, and another one for the rest",
+            )
+        if found is not None:
+            return found
+    return await open_handing(settings.state_dir / HANDED_ON)
+
+
+def _agent(
+    host: FleetHost,
+    name: str,
+    settings: WorkerSettings,
+    facts: HostFacts,
+    inventory: Inventory,
+    found: list[Found],
+    link: SupervisorLink,
+    files: JobFiles,
+    modes: ComputeModes | None = None,
+) -> Agent:
+    devices = inventory.devices()
+    nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
+    hands = inventory if isinstance(inventory, HandingInventory) else None
+    mps = _mps(name, settings, inventory, link, modes)
+    freezer = None
+    if not inventory.simulated and any(device.vendor == "nvidia" for device in devices):
+        if trouble := cuda.library_fault(cuda.LIBRARY):
+            log.info("%s cannot freeze jobs: %s", name, trouble)
+        else:
+            freezer = Freezer(settings.state_dir / FROZEN_FILE, inventory.held)
+    kit = Kit(
+        name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
+        files=files, nodes=nodes, hands=hands, mps=mps, freezer=freezer,
+    )  # fmt: skip
+    drivers = [each.make(kit) for each in found]
+    journal: MemoryJournal
+    if not any(driver.capabilities.outlives_agent for driver in drivers):
+        journal = MemoryJournal.of_this_start()
+    else:
+        path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
+        with used_as_state(settings.state_dir):
+            machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
+            journal = Journal(path)
+        facts = dataclasses.replace(facts, machine=machine)
+    if journal.torn_bytes:
+        log.warning(
+            "worker %s: the last %d bytes of its journal were incomplete and are removed", name, journal.torn_bytes
+        )
+    health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
+    return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps)
+
+
+def _mps(
+    name: str, settings: WorkerSettings, inventory: Inventory, link: SupervisorLink, modes: ComputeModes | None
+) -> ManagedMps | None:
+    """Return the worker's MPS daemons; None if it runs none."""
+    if modes is None or settings.mps != "managed" or MPS not in settings.modes_offered:
+        return None
+    return ManagedMps(name, link, inventory.devices(), mps_folder(settings), modes)
+
+
+def _whole_gpus(agent: Agent) -> list[str]:
+    """Return the uuids of whole NVIDIA GPUs that jobs may share by time-slice, by their slots' modes.
+
+    MIG slices have no compute mode of their own.
+    """
+    return [
+        device.uuid
+        for slot, device in enumerate(agent.devices)
+        if slot in agent.pool.lent and device.vendor == "nvidia" and not device.mig
+        if not device.modes or "time-slice" in device.modes
+    ]
+
+
+async def _lender(agent: Agent) -> LeaseServer | None:
+    """Open the agent's socket for leases and return its server.
+
+    None, with a warning in the log, if it cannot be opened: jobs do not need it.
+    """
+    settings = agent.settings
+    lender = LeaseServer(
+        agent.worker,
+        agent.pool,
+        agent.inventory,
+        modes=settings.modes_lent,
+        uids=settings.lease_uids,
+        gid=settings.lease_gid,
+        free_wait_s=settings.free_wait_s,
+        idle=IdleWatch(settings.idle_warn_s, settings.idle_reclaim_s),
+    )
+    try:
+        await lender.open(settings.lease_socket or settings.state_dir / SOCKET_NAME)
+    except OSError as error:
+        log.warning("worker %s: processes of this host cannot borrow GPUs: %s", agent.worker, error)
+        return None
+    agent.on_draining = lender.drain
+    agent.reporter.meters.append(lender.seen)
+    return lender
+
+
+def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
+    """Return whether an owner's members belong to one of these agents, or to another agent on this state folder."""
+    ours = [agent.journal.path for agent in agents if isinstance(agent.journal, Journal)]
+    if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in _owners(agent)):
+        return True
+    name = owner.partition("@")[0]
+    paths = (state / JOURNAL_NAME, state / WORKERS_FOLDER / f"{name}.journal")
+    return any(path not in ours and is_in_use(path) for path in paths)
+
+
+def _owners(agent: Agent) -> list[str]:
+    """Return which parts of this agent have members at the supervisor: its drivers, and its MPS daemons."""
+    return [*agent.drivers, *([MPS] if agent.clients.mps is not None else [])]
+
+
+def _can_outlive(agent: Agent) -> bool:
+    return any(driver.capabilities.outlives_agent for driver in agent.drivers.values())

@@ -1,0 +1,184 @@
+"""Define what every inventory offers, and how readings become values of a load frame."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from moorage.schemas.frames import Device
+from moorage.schemas.printable import in_one_line
+from moorage.worker.devices.readers.faults import Fault, Health
+
+#: A device hotter than this throttles.
+THERMAL_C: Final = 90
+#: How much an idle device's used memory may exceed its baseline, in MiB: less than the smallest CUDA context, more than
+#: the changes by a driver's own bookkeeping.
+FREE_TOLERANCE_MIB: Final = 64
+#: how long a device may keep the memory of an ended job or lease before it is quarantined
+FREE_WAIT_S: Final = 10.0
+#: between two checks of a device that is not free yet
+PROBE_S: Final = 0.25
+PROBE_QUARANTINED_S: Final = 5.0
+PROCESSES_MAX: Final = 256
+#: comm of NVIDIA MPS's daemon and server: the kernel cuts it at 15 characters
+MPS_COMM: Final = "nvidia-cuda-mps"
+_NAME_CHARS_MAX: Final = 64
+
+
+class HeldUnknown(Exception):
+    """How much memory of a device its processes use is unknown; `reason` says in one line why."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason: Final = reason
+        super().__init__(reason)
+
+
+ReportFault = Callable[[int, Fault], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that uses a device: host pid, short name (its comm), the name or number of its user.
+
+    With pid 0 the user of the device is no process of this host, and `name` says what it is. `memory_mib` is None if
+    the driver does not report it. `user` is empty if unknown.
+    """
+
+    pid: int
+    name: str = ""
+    memory_mib: int | None = None
+    user: str = field(default="", compare=False)
+
+
+class ProcessUse(NamedTuple):
+    """What one process uses of a device. `percent` is of the device's time; None if the driver does not report it."""
+
+    memory_mib: int
+    percent: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """One device at one moment. A reading of an unresponsive device has only `health` and `faults`."""
+
+    util_percent: int | None = None  # None if the board does not report it
+    memory_used_mib: int = 0
+    temperature_c: int | None = None
+    health: Health = "ok"
+    processes: tuple[DeviceProcess, ...] = field(default=())
+    #: lasting faults, beside those in `uncorrected_errors`
+    faults: tuple[Fault, ...] = ()
+    #: uncorrected memory errors since the driver was loaded
+    uncorrected_errors: int = 0
+    #: a VM has it: the host cannot read it, and it is neither missing nor free
+    handed_on: bool = False
+    #: what each process uses, by pid; None unless the driver reports it for every process
+    used_by: Mapping[int, ProcessUse] | None = field(default=None, compare=False)
+
+    def foreign(self, ours: Container[int]) -> str:
+        """Return the first process that is not in `ours` (pids), as "pid 8812 python (user bob)"; empty for none.
+
+        The daemon and server of NVIDIA MPS use every device that they serve, so they are never foreign.
+        """
+        for process in self.processes:
+            if process.pid not in ours and not process.name.startswith(MPS_COMM):
+                who = f" (user {process.user})" if process.user else ""
+                pid = f"pid {process.pid} " if process.pid else ""
+                return f"{pid}{in_one_line(process.name)}".rstrip() + who
+        return ""
+
+
+class Inventory(Protocol):
+    """The devices of one machine. The list never changes while the inventory is open; the readings do."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the devices are simulated: frames about them say so."""
+        ...
+
+    def devices(self) -> list[Device]:
+        """Return the devices in slot order."""
+        ...
+
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        """Return the files in /dev that belong to this device alone, such as /dev/nvidia3; none if unknown."""
+        ...
+
+    async def sample(self) -> list[SlotReading]:
+        """Return one reading per slot, in slot order.
+
+        Bounded in time; never raises for a device that does not answer.
+        """
+        ...
+
+    async def memory_is_free(self, slot: int) -> bool:
+        """Return whether the device's memory is back at its idle baseline; False if the device does not answer."""
+        ...
+
+    def memory_baseline_mib(self, slot: int) -> int:
+        """Return the memory in use on the idle device, in MiB.
+
+        It is an assumed upper bound until the device was seen idle, and 0 if the memory cannot be read.
+        """
+        ...
+
+    async def held(self, slot: int) -> dict[int, int]:
+        """Return the MiB of the device that each process uses, by pid, CUDA contexts included.
+
+        NVIDIA MPS's own processes are left out, and processes that only do graphics if the driver does not report their
+        memory. A device that a VM has gives an
+        empty dict. Bounded in time. Raises HeldUnknown unless the memory of every compute process is known.
+        """
+        ...
+
+    def watch(self, report: ReportFault) -> None:
+        """Call `report(slot, fault)` in the running loop for faults that devices report by themselves, until closed."""
+        ...
+
+    def close(self) -> None:
+        """Release the driver; no method is called afterwards. A second call does nothing."""
+        ...
+
+
+def health_of(temperature_c: int | None, uncorrected_errors: int) -> Health:
+    """Return a device's health. Errors outrank heat: a hot device recovers by itself, one with errors does not."""
+    if uncorrected_errors > 0:
+        return "ecc"
+    return "thermal" if temperature_c is not None and temperature_c > THERMAL_C else "ok"
+
+
+def is_free(reading: SlotReading, baseline_mib: int) -> bool:
+    """Return whether a device answers, no VM has it, and it uses at most its baseline plus `FREE_TOLERANCE_MIB`."""
+    if reading.handed_on:
+        return False
+    return reading.health != "unresponsive" and reading.memory_used_mib <= baseline_mib + FREE_TOLERANCE_MIB
+
+
+def bounded(processes: Sequence[DeviceProcess]) -> tuple[DeviceProcess, ...]:
+    """Return the first entry of each pid, lowest pid first, at most `PROCESSES_MAX`.
+
+    Other users choose the names, so names are cut and keep only printable characters.
+    """
+    by_pid = {process.pid: process for process in reversed(processes)}
+    kept = sorted(by_pid.values(), key=lambda process: process.pid)[:PROCESSES_MAX]
+    return tuple(DeviceProcess(each.pid, _clean(each.name), each.memory_mib, _clean(each.user)) for each in kept)
+
+
+def user_of(pid: int, proc: Path) -> str:
+    """Return the user of a process: a name, or the uid without one; empty if the process is not visible here."""
+    try:
+        uid = os.stat(proc / str(pid)).st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _clean(text: str) -> str:
+    return "".join(char for char in text[:_NAME_CHARS_MAX] if char.isprintable())

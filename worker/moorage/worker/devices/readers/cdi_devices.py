@@ -1,0 +1,157 @@
+"""Find devices in CDI specs: their names there, and NVIDIA devices on a host without NVML.
+
+The index in a CDI name depends on the spec's author: NVML, CUDA and a spec may count differently. So a device is found
+in the specs by its uuid, else by the file in /dev that belongs to it alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from moorage.schemas.frames import Device
+from moorage.worker.devices.readers.base import DeviceProcess, HeldUnknown, ReportFault, SlotReading, bounded, user_of
+from moorage.worker.devices.readers.cdi import ALL, KINDS, Registry
+from moorage.worker.devices.readers.threads import Question
+
+NAMES_MAX: Final = 8
+SAMPLE_TIMEOUT_S: Final = 2.0
+#: files in /dev that belong to one GPU alone; NVIDIA's specs list a render node as well
+_OF_ONE_NVIDIA: Final = re.compile(r"/dev/nvidia[0-9]+")
+_OF_ONE: Final = re.compile(r"/dev/dri/renderD[0-9]+")
+#: a name that identifies a device; a name with a colon, such as 0:1, is a part of a device
+_UUID: Final = re.compile(r"(GPU|MIG)-.+")
+#: the one device of a Windows host, in its Linux (WSL2)
+DXG: Final = "/dev/dxg"
+
+
+def cdi_names(devices: Sequence[Device], nodes: Sequence[Sequence[str]], specs: Registry) -> list[list[str]]:
+    """Return the CDI names of each device, the preferred one first; none for a device that is in no spec.
+
+    `nodes` are each device's own files in /dev. The name with its uuid comes first, unless the spec gives that name the
+    file of another device: then the order of the cards has changed since the spec was written.
+    """
+    return [_names_of(device, frozenset(own), specs) for device, own in zip(devices, nodes, strict=True)]
+
+
+def _names_of(device: Device, own: frozenset[str], specs: Registry) -> list[str]:
+    kind = KINDS.get(device.vendor)
+    found: list[str] = []
+    if kind is None:
+        return found
+    of_one = _OF_ONE_NVIDIA if device.vendor == "nvidia" else _OF_ONE
+    for name in specs.names(kind):
+        files = frozenset(filter(of_one.fullmatch, specs.own_nodes(f"{kind}={name}")))
+        if name == device.uuid and (not files or not own or files <= own):
+            found.insert(0, f"{kind}={name}")
+        elif device.profile:  # a name with the GPU's file is the whole GPU, not its slice
+            continue
+        elif name != ALL and ":" not in name and files and files <= own and not _UUID.fullmatch(name):
+            found.append(f"{kind}={name}")
+    return found[:NAMES_MAX]
+
+
+class CdiInventory:
+    """NVIDIA's devices from the specs of a host without NVML, such as a container or WSL2.
+
+    Their memory and health cannot be read. A device is in use while a process has its file open, as far as this user
+    may see.
+    """
+
+    simulated = False
+
+    def __init__(self, specs: Registry, root: Path = Path("/"), timeout_s: float = SAMPLE_TIMEOUT_S) -> None:
+        found = _devices(specs, root)
+        self._devices = [device for device, _ in found]
+        self._nodes = [node for _, node in found]
+        self._holders: Question[dict[str, list[DeviceProcess]]] = Question(
+            "cdi-holders", lambda: _holders(frozenset(self._nodes), root / "proc"), timeout_s
+        )
+
+    def devices(self) -> list[Device]:
+        return list(self._devices)
+
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        """Return the device's own file in /dev."""
+        return (self._nodes[slot],)
+
+    async def sample(self) -> list[SlotReading]:
+        if not self._devices:
+            return []
+        try:
+            found = await self._holders.answer()
+        except (TimeoutError, OSError):
+            return [SlotReading(health="unresponsive") for _ in self._devices]
+        return [SlotReading(processes=bounded(found.get(node, []))) for node in self._nodes]
+
+    async def memory_is_free(self, slot: int) -> bool:
+        node = self._nodes[slot]
+        try:
+            return not (await self._holders.fresh_answer()).get(node)
+        except (TimeoutError, OSError):
+            return False
+
+    def memory_baseline_mib(self, slot: int) -> int:
+        """Return 0: no memory is counted."""
+        self._nodes[slot]
+        return 0
+
+    async def held(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
+
+    def watch(self, report: ReportFault) -> None:
+        """Do nothing: a spec reports no faults."""
+
+    def close(self) -> None:
+        """Do nothing: nothing stays open between calls."""
+
+
+def _devices(specs: Registry, root: Path) -> list[tuple[Device, str]]:
+    """Return the devices whose file exists, each with its file, by its number; else the one device of WSL2, if any."""
+    kind = KINDS["nvidia"]
+    names: dict[str, list[str]] = {}
+    for name in specs.names(kind):
+        files = [file for file in specs.own_nodes(f"{kind}={name}") if _OF_ONE_NVIDIA.fullmatch(file)]
+        if len(files) == 1 and name != ALL and not name.startswith("MIG-") and ":" not in name:
+            names.setdefault(files[0], []).append(name)
+    found = [
+        (_device(int(re.sub(r"\D", "", file)), known), file)
+        for file, known in names.items()
+        if (root / file.lstrip("/")).exists()
+    ]
+    if not found and f"{kind}={ALL}" in specs.devices and (root / DXG.lstrip("/")).exists():
+        found = [(_device(0, [ALL]), DXG)]
+    return sorted(found, key=lambda each: each[0].index)
+
+
+def _device(index: int, names: list[str]) -> Device:
+    kind = KINDS["nvidia"]
+    uuid = next((name for name in names if _UUID.fullmatch(name)), f"{kind}={names[0]}")
+    return Device(index, "nvidia", "NVIDIA GPU", uuid, cdi=[f"{kind}={name}" for name in names][:NAMES_MAX])
+
+
+# ------------------------------------------------------------------------------------------------- in the thread
+
+
+def _holders(nodes: frozenset[str], proc: Path) -> dict[str, list[DeviceProcess]]:
+    """Return the processes that have these files open, by file. Processes that this user may not read are missing."""
+    found: dict[str, list[DeviceProcess]] = {}
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        pid = int(folder.name)
+        try:
+            links = {os.readlink(link) for link in (folder / "fd").iterdir()}
+        except OSError:
+            continue
+        for node in nodes & links:
+            name = ""
+            try:
+                name = (folder / "comm").read_text(errors="replace").strip()
+            except OSError:
+                pass
+            found.setdefault(node, []).append(DeviceProcess(pid, name, None, user_of(pid, proc)))
+    return found

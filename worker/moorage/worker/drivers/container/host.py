@@ -1,0 +1,89 @@
+"""Keep track of one driver's containers on this host, with their names at the engine and the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from moorage.worker.drivers.container.engine import Engine
+from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.supervisor.output import member_digest
+from moorage.worker.supervisor.protocol import MARK_NAME
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+
+#: how long to wait for an engine that does not answer, and how long an ended container waits for its code and output
+ENGINE_S: Final = 10.0
+RETRY_S: Final = 0.5
+LABEL: Final = "moorage.member"
+LABEL_STATE: Final = "moorage.state"
+
+
+class Member:
+    """A container of this host, from its placement until its end is reported."""
+
+    def __init__(self, name: MemberName) -> None:
+        self.name = name
+        self.container = ""
+        self.is_told = False
+        """Whether the supervisor knows it, or may know it."""
+        self.is_removed = False
+        """Whether the engine has removed it. Sent to each new supervisor, in case none received it."""
+        self.has_begun = False
+        """Whether the task of its start has taken its first step."""
+        self.is_ending = False
+        self.over: asyncio.Future[ChildEnded] = asyncio.get_running_loop().create_future()
+        """The supervisor's report of its end."""
+        self.task: asyncio.Task[None] | None = None
+
+
+class ContainerHost:
+    """The state that the parts of a container driver share."""
+
+    def __init__(self, engine: Engine, link: SupervisorLink, worker: str, driver: str) -> None:
+        self.engine = engine
+        self.link = link
+        self.worker = worker
+        self.owner = owner_of(worker, driver)
+        self.members: dict[MemberName, Member] = {}
+        self._mark = ""
+
+    @property
+    def mark(self) -> str:
+        """The mark of the state folder, and so of its containers. Raises OSError before a supervisor has made it."""
+        self._mark = self._mark or (self.link.state / MARK_NAME).read_text()
+        return self._mark
+
+    def key(self, name: MemberName) -> str:
+        return key_of(self.owner, name)
+
+    def container_name(self, name: MemberName) -> str:
+        """Return the container name for a member: a second container with the same name cannot be created."""
+        return f"moorage-{member_digest(f'{self.mark}|{self.key(name)}')}"
+
+    def labels(self, name: MemberName) -> dict[str, str]:
+        tenant, job, replica, attempt, _ = name
+        return {
+            LABEL: self.key(name),
+            LABEL_STATE: self.mark,
+            "moorage.tenant": tenant,
+            "moorage.job": job,
+            "moorage.replica": str(replica),
+            "moorage.attempt": str(attempt),
+        }
+
+    async def container_of(self, name: MemberName) -> str:
+        """Return the id of a member's container, "" if the engine has none. Raises EngineDown, EngineError."""
+        found = await self.engine.labelled(f"{LABEL}={self.key(name)}")
+        return next((each for each, labels in found if labels.get(LABEL_STATE) == self.mark), "")
+
+    async def left_behind(self) -> list[str]:
+        """Return the ids of containers that earlier agents left and that belong to no member here."""
+        found = await self.engine.labelled(f"{LABEL_STATE}={self.mark}")
+        return [container for container, labels in found if self._is_left(labels)]
+
+    def _is_left(self, labels: Mapping[str, str]) -> bool:
+        key = labels.get(LABEL, "")
+        is_here = any(self.key(name) == key for name in self.members)  # that member handles its container itself
+        return key.partition("|")[0] == self.owner and not is_here

@@ -1,0 +1,91 @@
+"""Remove containers from their engine, now or once it answers, so that none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from moorage.worker.drivers.container.engine import EngineDown, EngineError
+from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
+from moorage.worker.session.member_messages import MemberName
+
+log = logging.getLogger("moorage.worker")
+
+
+class Removal:
+    """Removes the containers of one driver.
+
+    Removals in the background go on until they succeed or the driver closes.
+    """
+
+    def __init__(self, host: ContainerHost) -> None:
+        self._host = host
+        self.later: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin to run `work` in the background; `later` has it until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.later.add(task)
+        task.add_done_callback(self.later.discard)
+
+    async def remove(self, member: Member) -> None:
+        """Remove a member's container, if it has one, and inform the supervisor. Retry until that succeeds.
+
+        Once no process of the container is left, return even if it is not removed: the removal goes on in the
+        background, and the supervisor is not informed.
+        """
+        delay_s = RETRY_S
+        while member.container:
+            try:
+                await self._host.engine.remove(member.container)
+                break
+            except (EngineDown, EngineError) as error:
+                log.warning("the container of job %s cannot be removed yet: %s", member.name[1], error)
+                if member.over.done():
+                    self.begin(self._retry(member.container))
+                    return
+                await asyncio.wait((member.over,), timeout=delay_s)
+                delay_s = min(2 * delay_s, ENGINE_S)
+        self.removed(member)
+
+    def removed(self, member: Member) -> None:
+        """Record that the engine has removed the container, and inform the supervisor."""
+        member.is_removed = True
+        self._host.link.removed(self._host.key(member.name))
+
+    async def remove_unknown(self, name: MemberName) -> None:
+        """Remove, after `ENGINE_S` seconds, a container that an engine may have created although it did not answer."""
+        while True:
+            await asyncio.sleep(ENGINE_S)
+            with contextlib.suppress(EngineDown, EngineError):
+                if container := await self._host.container_of(name):
+                    await self._host.engine.remove(container)
+                return
+
+    async def sweep(self) -> None:
+        """Remove containers that an earlier agent created without the supervisor's knowledge, or did not come to
+        remove.
+        """
+        while True:
+            try:
+                found = await self._host.left_behind()
+                break
+            except (EngineDown, EngineError):
+                await asyncio.sleep(ENGINE_S)
+        for container in found:
+            log.info("removing the container %s, which an earlier agent left", container[:12])
+            try:
+                await self._host.engine.remove(container)
+            except (EngineDown, EngineError):
+                self.begin(self._retry(container))
+
+    async def _retry(self, container: str) -> None:
+        """Remove a container of which nothing runs, once the engine answers."""
+        while True:
+            await asyncio.sleep(ENGINE_S)
+            with contextlib.suppress(EngineDown, EngineError):
+                await self._host.engine.remove(container)
+                return

@@ -1,0 +1,341 @@
+"""Start a container: prepare image, folder and secrets, then create it, inform the supervisor, and start it.
+
+The supervisor is informed before the start, so it knows every container that may run, whichever process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.frames import CANNOT_RUN
+from moorage.schemas.job import Secret
+from moorage.worker.agent.policy import Policy
+from moorage.worker.devices.readers.cdi import read_registry
+from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
+from moorage.worker.drivers.container.config import (
+    MPS,
+    ContainerSettings,
+    Image,
+    check_container_policy,
+    check_network,
+    config_of,
+    ids_in,
+    ids_of,
+    ports_of,
+    registry_of,
+)
+from moorage.worker.drivers.container.engine import EngineDown, EngineError
+from moorage.worker.drivers.container.entry import Entries, NoEntry
+from moorage.worker.drivers.container.faults import CannotStart, config_fault, fault_of, lacks, pull_fault
+from moorage.worker.drivers.container.host import ContainerHost, Member
+from moorage.worker.drivers.container.ports import Ports, ports_wanted
+from moorage.worker.drivers.container.pull import PullProgress
+from moorage.worker.drivers.output_frames import Notes
+from moorage.worker.job.attempt_files import AttemptFiles
+from moorage.worker.job.attempt_folders import AttemptFolders
+from moorage.worker.job.environment import without_prefix
+from moorage.worker.job.secret_files import resolve_secrets, secret_variables
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter.limits import ContainerLimit, Limits
+from moorage.worker.sharing.mps.managed import ManagedMps
+from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
+from moorage.worker.supervisor.protocol import StartMember
+
+#: containers that are created at the same time; an engine creates them one after the other anyway
+STARTS_MAX: Final = 16
+#: images that are pulled at the same time, and the time limit of each pull
+PULLS_MAX: Final = 4
+PULL_S_MAX: Final = 1800.0
+#: a file of images whose C library is musl, and a file of images with glibc
+MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
+GLIBC: Final = "/etc/ld.so.cache"
+#: why a member did not start that was asked to end meanwhile
+ENDED_FIRST: Final = "it was asked to end before its start"
+#: parts of an engine's security options if its containers' users differ from the host's
+_MAPS_USERS: Final = ("rootless", "userns")
+
+log = logging.getLogger("moorage.worker")
+
+
+class Starter:
+    """Starts the containers of one driver; see the module's docstring.
+
+    Its methods raise CannotStart, EngineDown and EngineError, except `ask_info`.
+    """
+
+    def __init__(
+        self,
+        host: ContainerHost,
+        own: ContainerSettings,
+        settings: WorkerSettings,
+        policy: Policy,
+        *,
+        simulated: bool,
+        nodes: Mapping[str, Sequence[str]],
+        folders: AttemptFolders,
+        files: AttemptFiles,
+        ports: Ports,
+        notes: Notes,
+        limits: Limits | None = None,
+        mps: ManagedMps | None = None,
+    ) -> None:
+        self._host = host
+        self._own = own
+        self._settings = settings
+        self._policy = policy
+        self._simulated = simulated
+        self._nodes = nodes
+        self._folders = folders
+        self._files = files
+        self._ports = ports
+        self._notes = notes
+        self._limits = limits
+        self._mps = mps
+        self._entries: Entries | None = None
+        self._info: dict[str, Any] | None = None
+        self._starts = asyncio.Semaphore(STARTS_MAX)
+        self._pulls = asyncio.Semaphore(PULLS_MAX)
+
+    @property
+    def entries(self) -> Entries:
+        if self._entries is None:
+            self._entries = Entries(self._host.owner, self._host.mark)
+        return self._entries
+
+    async def ask_info(self) -> dict[str, Any] | None:
+        """Return the engine's description of itself; None if it does not answer now."""
+        try:
+            self._info = await self._host.engine.info()
+        except (EngineDown, EngineError) as error:
+            log.warning("the container engine on %s failed: %s", self._host.engine.socket, error)
+            return None
+        return self._info
+
+    async def start(self, member: Member, assignment: Assignment) -> None:
+        """Start a container, and return once it runs.
+
+        Once `member.is_told` is set, the supervisor may know it, and then the supervisor proves its end.
+        """
+        began_s, name = asyncio.get_running_loop().time(), member.name
+        secrets = self._check(assignment)
+        image = await self._image(member, assignment.request.image)
+        mps = await self._join_daemon(assignment)
+        try:
+            async with self._starts:
+                limit = self._limit(assignment)
+                config = await self._config(assignment, image, secrets, limit, mps)
+                await self._create(member, config)
+            user = config["User"] or image.user
+            if self._limits is not None and limit is not None:
+                await self._give_limit(self._limits, member, user)
+            if assignment.has_folder:
+                await self._fill_folder(member, assignment, user)
+            if assignment.ends_in_s is not None:
+                left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
+                assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
+            member.is_told = True
+            await self._tell(member, assignment)
+            if member.is_ending:
+                raise CannotStart(None, ENDED_FIRST)
+            async with self._starts:
+                await self._host.engine.start(member.container)
+        finally:
+            if secrets:
+                self.entries.remove(self._host.key(name))
+
+    def _check(self, assignment: Assignment) -> dict[str, str]:
+        """Return the values of the secrets by their variables.
+
+        Raises CannotStart if the tenant may not run this container here, or a secret cannot be read.
+        """
+        tenant, run = assignment.name[0], assignment.run
+        try:
+            check_container_policy(tenant, assignment.request, self._own, self._policy)
+            check_network(tenant, assignment.request, self._own)
+            self._policy.check_secrets(tenant, run.env)
+            return secret_variables(run.env, self._settings.secrets_dir)
+        except MoorageError as error:
+            raise fault_of(error) from None
+
+    async def _image(self, member: Member, name: str) -> Image:
+        """Return the image, pulled first if the setting `pull` says so. Raises CannotStart if it cannot be had."""
+        pull = self._own.pull
+        if pull != "always" and (found := await self._host.engine.image(name)) is not None:
+            return Image.of(found)
+        if pull == "never":
+            raise lacks(f"there is no image {name}, and this worker does not pull it")
+        if self._pulls.locked():
+            self._notes.say(member.name, f"waiting to pull the image {name}")
+        async with self._pulls:
+            found = None if pull == "always" else await self._host.engine.image(name)  # another job may have pulled it
+            if found is None:
+                await self._pull(member, name)
+                found = await self._host.engine.image(name)
+        if found is None:
+            raise CannotStart(None, f"image {name} was pulled, but the engine does not have it")
+        return Image.of(found)
+
+    async def _pull(self, member: Member, name: str) -> None:
+        login = login_for(name, self._own, self._settings.secrets_dir)
+        log.info("%s: pulling the image %s", member.name[1], name)
+        progress = PullProgress(name)
+        self._notes.say(member.name, progress.text)
+        try:
+            async with asyncio.timeout(PULL_S_MAX):
+                async for told in self._host.engine.pull(name, login):
+                    progress.add(told)
+                    self._notes.say(member.name, progress.text)
+        except TimeoutError:
+            why = f"image {name} cannot be pulled: the pull did not end within {PULL_S_MAX / 60:g} minutes"
+            raise CannotStart(None, why) from None
+        except EngineError as error:
+            raise pull_fault(name, error) from None
+
+    async def _join_daemon(self, assignment: Assignment) -> dict[str, str] | None:
+        """Return the variables of the worker's MPS daemon, once it is ready for this container.
+
+        Return None if the container is no client of MPS, or the worker runs no daemon. Raises CannotStart.
+        """
+        if assignment.mode != MPS or self._simulated:
+            return None
+        info = self._info or await self.ask_info()
+        if info is None or any(word in each for each in info["SecurityOptions"] for word in _MAPS_USERS):
+            why = "the engine maps the containers' users to other users of the host (rootless, or userns-remap)"
+            raise CannotStart(None, f"mps: {why if info else 'the container engine does not answer'}")
+        try:
+            return None if self._mps is None else await self._mps.join(assignment.name)
+        except MoorageError as error:
+            raise fault_of(error) from None
+
+    def _limit(self, assignment: Assignment) -> ContainerLimit | None:
+        if self._limits is None:
+            return None
+        try:
+            return self._limits.of_container(assignment.name, *assignment.part)
+        except MoorageError as error:
+            raise fault_of(error) from None
+
+    async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
+        """Give the segment to the container's user. Raises CannotStart, also if the image cannot load the library."""
+        engine = self._host.engine
+        if await engine.read_file(member.container, MUSL) and not await engine.read_file(member.container, GLIBC):
+            why = "limiter: the image's C library is musl, and a job with a share needs glibc here"
+            raise CannotStart(CODE_CANNOT_START, why)
+        try:
+            limits.give(member.name, await self._ids(member, user), all_users=True)
+        except MoorageError as error:
+            raise fault_of(error) from None
+
+    async def _ids(self, member: Member, user: str) -> tuple[int, int]:
+        ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
+        if ids is None:
+            raise CannotStart(CODE_CANNOT_START, f"the image has no user {user}")
+        return ids
+
+    async def _config(
+        self,
+        assignment: Assignment,
+        image: Image,
+        secrets: dict[str, str],
+        limit: ContainerLimit | None,
+        mps: dict[str, str] | None,
+    ) -> dict[str, Any]:
+        """Return the configuration of the container, in the form of the engine's API. Raises CannotStart.
+
+        Make the folder and the file of secrets, and take the ports, that it names.
+        """
+        info = await self.ask_info() if assignment.devices or self._info is None else self._info
+        if info is None:
+            raise CannotStart(None, "the container engine does not answer")
+        specs, folders = None, info.get("CDISpecDirs")
+        if folders and not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
+            # the engine's own folders, which may be others than this host's usual ones
+            specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
+        try:
+            folder = ""
+            if assignment.has_folder:
+                folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
+            key, published = self._host.key(assignment.name), None
+            variables = self.entries.write(key, secrets) if secrets else None
+            if wanted := ports_wanted(assignment.request):
+                published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
+            return config_of(
+                assignment, self._own, self._policy, specs, image, published=published,
+                folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
+                log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
+                simulated=self._simulated, nodes=self._nodes, mps=mps,
+            )  # fmt: skip
+        except NoEntry as error:
+            raise CannotStart(None, str(error)) from None
+        except MoorageError as error:
+            raise config_fault(error) from None
+
+    async def _create(self, member: Member, config: dict[str, Any]) -> None:
+        try:
+            member.container = await self._host.engine.create(config, self._host.container_name(member.name))
+        except EngineError as error:
+            if error.status == 400:  # an error in the request, such as a relative folder
+                raise CannotStart(CODE_CANNOT_START, error.message) from None
+            raise
+
+    async def _fill_folder(self, member: Member, assignment: Assignment, user: str) -> None:
+        name, files, cwd = assignment.name, assignment.run.files, assignment.run.cwd
+        ids = await self._ids(member, user)
+        try:
+            if files is not None:
+                await self._files.bring(name, files, ids)
+            # else the engine would make it, owned by root
+            if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
+                raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}", CANNOT_RUN)
+            self._folders.give_to_container(name, ids)
+        except MoorageError as error:
+            raise fault_of(error) from None
+
+    async def _tell(self, member: Member, assignment: Assignment) -> None:
+        """Inform the supervisor of a created container.
+
+        Raises CannotStart; `member.is_told` then says whether the supervisor may know the container all the same.
+        """
+        run = assignment.run
+        start = StartMember(
+            key=self._host.key(member.name),
+            argv=(),
+            env={},
+            timeout_s=run.timeout_s,
+            ends_in_s=assignment.ends_in_s,
+            grace_s=run.grace_s,
+            checkpoint_signal=run.checkpoint_signal,
+            checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
+            on_partition=assignment.request.on_partition,
+        )
+        try:
+            await self._host.link.contain(start, member.container)
+        except SupervisorError as error:
+            # a supervisor that died may have recorded it; then the next one reports its end
+            member.is_told = isinstance(error, SupervisorGone)
+            raise CannotStart(None, str(error)) from None
+
+
+def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None) -> tuple[str, str] | None:
+    """Return user and password for the image's registry; None if the operator named no secret for it.
+
+    Raises CannotStart if the secret cannot be read.
+    """
+    secret = settings.registry_secrets.get(registry_of(image))
+    if secret is None:
+        return None
+    try:
+        text = resolve_secrets({"login": Secret(secret)}, secrets_dir)["login"]
+    except MoorageError as error:
+        raise lacks(f"image {image} cannot be pulled: {without_prefix(error)}") from None
+    user, _, password = text.partition(":")
+    return user, password

@@ -1,0 +1,1 @@
+"""Jobs as calls of functions of a running service."""

@@ -1,0 +1,1 @@
+"""Jobs as pods of one node."""

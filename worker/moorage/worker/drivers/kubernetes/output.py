@@ -1,0 +1,113 @@
+"""Read the output of pods from the cluster while they run, store it in the worker's files, and publish it.
+
+A cluster deletes a pod's output with the pod, and does not tell stderr from stdout: all of it counts as standard
+output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from moorage.schemas.frames import LogPage, ReadLog
+from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, clear_marks, read_out
+from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
+from moorage.worker.drivers.kubernetes.pod import CONTAINER
+from moorage.worker.drivers.supervisor_link import key_of
+from moorage.worker.job.output_keeper import OutputBounds, OutputKeeper
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+
+RETRY_S: Final = 0.5
+#: seconds within which more output must arrive once a container is over
+QUIET_S: Final = 10.0
+
+log = logging.getLogger("moorage.worker")
+
+
+class PodOutputs:
+    """The output of one driver's pods."""
+
+    def __init__(
+        self, cluster: Cluster, folder: Path, owner: str, bounds: OutputBounds, cap_bytes: int, publishes: bool
+    ) -> None:
+        self.keeper = OutputKeeper(folder, bounds)
+        self.live = LiveOutput(publishes)
+        self._cluster = cluster
+        self._folder = folder
+        self._owner = owner
+        self._cap_bytes = cap_bytes
+        self._sweeps: asyncio.Task[None] | None = None
+
+    async def open(self, names: Collection[MemberName]) -> None:
+        """Begin to keep the output in the folder within its limits; `names` are the living members. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        keys = [key_of(self._owner, name) for name in names]
+        clear_marks(self._folder, self._owner, keys)
+        self.keeper.begin(await asyncio.to_thread(self.keeper.scan), keys)
+        self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
+
+    async def close(self) -> None:
+        self.live.tell()
+        if self._sweeps is not None:
+            self._sweeps.cancel()
+            await asyncio.wait((self._sweeps,))
+
+    async def page(self, name: MemberName, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
+        """Return a page of a member's stored output. Raises Refused (`not-kept`)."""
+        return await self.keeper.page(key_of(self._owner, name), ask, is_over, worker)
+
+    async def follow(self, name: MemberName, pod: str, over: asyncio.Event) -> None:
+        """Store and publish the output of a pod whose container has started, until it is `over` and all is read.
+
+        After `over`, the rest is read while more arrives within each `QUIET_S` seconds. Then the streams are ended.
+        """
+        key = key_of(self._owner, name)
+        self.keeper.started(key)
+        output = ContainerOutput(self._folder, key, self._cap_bytes)
+        reading = asyncio.get_running_loop().create_task(self._read(name, pod, output, over))
+        try:
+            await over.wait()
+            await read_out(reading, output, QUIET_S)
+            is_whole = reading.done() and reading.exception() is None and reading.result()
+        except asyncio.CancelledError:
+            self.live.tell()
+            output.close(is_over=False)
+            raise
+        finally:
+            reading.cancel()
+            await asyncio.wait((reading,))
+        ended = ChildEnded(key=key, reason="exit", proof="never-ran")
+        self.live.end(name, output, ended, is_whole=is_whole)
+        self.keeper.over(key)
+
+    async def _read(self, name: MemberName, pod: str, output: ContainerOutput, over: asyncio.Event) -> bool:
+        """Store the output to its end; return False if the cluster deleted it before that."""
+        while True:
+            was_over = over.is_set()  # then this pass reads all that there will be
+            try:
+                await self._read_on(name, pod, output, follow=not was_over)
+                if was_over:
+                    return True
+            except ClusterError as error:
+                if was_over and error.status < 500 and error.status != 429:
+                    return False
+                log.debug("%s: its output: %s", name[1], error)
+            except ClusterDown as error:
+                log.debug("%s: its output: %s", name[1], error)
+            if not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await over.wait()
+            else:
+                await asyncio.sleep(RETRY_S if was_over else 0)
+
+    async def _read_on(self, name: MemberName, pod: str, output: ContainerOutput, *, follow: bool) -> None:
+        since_s = int(output.since)
+        since = datetime.fromtimestamp(since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since_s else ""
+        await self.live.keep(name, output, self._cluster.output(pod, CONTAINER, since, follow))

@@ -1,0 +1,663 @@
+"""Run plain processes: the supervisor starts them, ends them, and proves that they are over."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Collection, Coroutine, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from moorage.schemas.capabilities import COUNTED, LIVE, Capabilities
+from moorage.schemas.driver_config import ProcessBlock
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, LogPage, ReadLog
+from moorage.schemas.gpu import Share
+from moorage.schemas.job import Request
+from moorage.schemas.settings import setting
+from moorage.worker.agent.descriptors import trouble_with_descriptors
+from moorage.worker.agent.policy import Policy
+from moorage.worker.drivers.base import (
+    CODE_CANNOT_START,
+    CODE_ENDED,
+    CODE_LOST,
+    CODE_NOT_FOUND,
+    Assignment,
+    Driver,
+    Living,
+)
+from moorage.worker.drivers.kit import Kit, keep_to
+from moorage.worker.drivers.output_frames import OutputFrames
+from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
+from moorage.worker.freezing.cuda import Outcome
+from moorage.worker.freezing.freezer import Freezer
+from moorage.worker.job.attempt_files import AttemptFiles
+from moorage.worker.job.attempt_folders import DISK, AttemptFolders, owner_ids
+from moorage.worker.job.environment import HostAtFault, JobEnvironment, check_sharing, not_here, process_environment
+from moorage.worker.job.job_files import FilesUnavailable, JobFiles
+from moorage.worker.job.secret_files import resolve_secrets
+from moorage.worker.session.member_messages import (
+    Ended,
+    FreezeAnswered,
+    MemberName,
+    NotStarted,
+    Replaced,
+    ResumeDue,
+    Started,
+    StartFailed,
+    Stuck,
+)
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter.limits import Limits
+from moorage.worker.sharing.member_processes import MemberProcesses
+from moorage.worker.sharing.mps.managed import ManagedMps
+from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+from moorage.worker.supervisor.protocol import Started as ChildStarted
+
+log = logging.getLogger("moorage.worker")
+
+#: how often the worker checks for calls of frozen members
+LOOK_FOR_USE_S: Final = 0.2
+#: the stage of a start that failed because the job's VM did not boot
+STAGE_BOOT: Final = "boot"
+_MIB: Final = 1024 * 1024
+#: by stage of a start, the errors for which this host lacks room; a program's own memory limit makes its exec fail, too
+_WANTS: Final = {
+    "request": (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    "exec": (errno.EMFILE, errno.ENFILE),
+}
+#: the stage of a start that an engine could not do, through no fault of the job
+ENGINE: Final = "engine"
+#: the stage of a start for which an engine lacks something here, such as an image
+LACKS: Final = "lacks"
+#: errors of exec that the request brings about on every host: its arguments are too long, its memory limit too low
+_OF_REQUEST: Final = (errno.E2BIG, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOMEM)
+#: errors of exec and chdir that say that the file or folder is not there, or not to be used
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR)
+
+
+class ProcessSettings(msgspec.Struct, frozen=True):
+    """Settings of the driver `process`."""
+
+    gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
+
+
+class ProcessDriver(Driver):
+    """The driver `process`. Several workers of one process may share `link`.
+
+    If `simulated`, the directories of MPS and the file of time-slice are not checked.
+    """
+
+    name = "process"
+    tells_processes = True
+    joins_mps = True
+    settings: type[msgspec.Struct] | None = ProcessSettings
+    config: type[msgspec.Struct] | None = ProcessBlock
+    capabilities = Capabilities(
+        needs_argv=True,
+        keeps_output=True,
+        ends_streams=True,
+        brings_files=True,
+        outlives_agent=True,
+        fence="supervisor",
+    )
+
+    @classmethod
+    def from_kit(cls, kit: Kit) -> ProcessDriver:
+        settings = kit.settings
+        if trouble := trouble_with_descriptors(kit.devices, settings.modes_offered, settings.sharers_max):
+            log.warning("%s: %s", kit.worker, trouble)
+        return cls(
+            kit.supervisor,
+            kit.worker,
+            secrets_dir=settings.secrets_dir,
+            interface=settings.interface,
+            simulated=kit.simulated,
+            stream_output=settings.stream_output,
+            output_cap_bytes=settings.output_cap_bytes,
+            policy=kit.policy,
+            folders=AttemptFolders(settings, owner_of(kit.worker, cls.name)),
+            files=kit.files,
+            limits=kit.limits(cls.name),
+            mps=kit.mps,
+            freezer=kit.freezer,
+        )
+
+    def __init__(
+        self,
+        link: SupervisorLink,
+        worker: str,
+        *,
+        secrets_dir: Path | None = None,
+        interface: str | None = None,
+        simulated: bool = False,
+        stream_output: bool = True,
+        output_cap_bytes: int = 64 * _MIB,
+        policy: Policy | None = None,
+        folders: AttemptFolders | None = None,
+        files: JobFiles | None = None,
+        limits: Limits | None = None,
+        mps: ManagedMps | None = None,
+        freezer: Freezer | None = None,
+    ) -> None:
+        """Without `folders` members have no folder, bring no files, and start in `run.cwd`, or else in /.
+
+        Without `limits` the limiter is not used. `mps` is set if the worker runs MPS daemons, `freezer` if its members
+        can be frozen.
+        """
+        super().__init__()
+        self._freezer = freezer
+        self._freezing: dict[MemberName, asyncio.Task[None]] = {}
+        self._used_again: set[MemberName] = set()  # frozen ones that were reported as such
+        if freezer is not None:
+            self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True, guests=True)
+        self._link = link
+        self._worker = worker
+        self._owner = owner_of(worker, self.name)
+        self._secrets_dir = secrets_dir
+        self._interface = interface
+        self._simulated = simulated
+        self._stream_output = stream_output
+        self._output_cap_bytes = output_cap_bytes
+        self._policy = policy or Policy({}, {}, {}, None, {})
+        self._folders = folders
+        self._mps = mps
+        self._files = None if folders is None else AttemptFiles(folders, files)
+        self._limits = limits
+        self._bringing: dict[MemberName, asyncio.Task[None]] = {}
+        self._storing: dict[MemberName, asyncio.Task[None]] = {}
+        self._look_after: list[asyncio.Task[None]] = []
+        self._known: set[MemberName] = set()
+        self._started: list[MemberName] = []
+        self._ended: list[tuple[MemberName, int, str]] = []
+        self._failed: list[tuple[MemberName, int, str]] = []
+        self._not_started: dict[int, list[tuple[MemberName, str]]] = {}  # by exit code, 0 for none
+        self._own_cwd: set[MemberName] = set()  # members that start below their own folder
+        self._own_program: set[MemberName] = set()  # those whose program is there, too
+        self._stuck: list[MemberName] = []
+        self._output = OutputFrames()
+        self._processes = MemberProcesses()
+
+    async def open(self) -> list[Living]:
+        listed = await self._link.open(self._owner, self)
+        self.boot = self._link.boot
+        living: list[Living] = []
+        if self._folders is not None:
+            self._folders.begin(name_of(key) for key, _, _ in listed)
+        if self._limits is not None:
+            self._limits.begin(name_of(key) for key, _, _ in listed)
+        for key, state, event in listed:  # before the wait below: a member may end meanwhile
+            if state != "ended":
+                self._known.add(name_of(key))
+                self._note_pid(name_of(key), event)
+        frozen: set[MemberName] = set()
+        if self._freezer is not None:
+            running = [name_of(key) for key, state, _ in listed if state != "ended"]
+            frozen, broken = await self._freezer.open(running)
+            self.report(FreezeAnswered([(name, "broken", why) for name, why in broken.items()]))
+            for name in running:
+                self._hold_calls(name, name in frozen)
+        for key, state, event in listed:
+            name = name_of(key)
+            if state == "ended" and isinstance(event, ChildEnded):
+                event = self._end_of(name, event)
+                if self._store(name, event):
+                    living.append(Living(name, "running"))
+                    continue
+                mark = self._mark_of(name, event)
+                self._over([name])
+                code, why = _verdict(event, mark)
+                if mark or not _is_the_hosts(event):
+                    living.append(Living(name, "refused" if mark else "exited", code, why))
+                else:
+                    living.append(Living(name, "refused", 0, why))
+            else:
+                if name in self._known:
+                    self._taken_over(name)
+                phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
+                living.append(Living(name, phase, frozen=name in frozen))
+        if self._folders is not None:
+            self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        if self._limits is not None:
+            self._look_after.append(asyncio.get_running_loop().create_task(self._limits.run()))
+        if self._limits is not None and self._freezer is not None:
+            self._look_after.append(asyncio.get_running_loop().create_task(self._look_for_use()))
+        return living
+
+    async def close(self) -> None:
+        for task in self._look_after:
+            task.cancel()
+            await asyncio.wait((task,))
+        # the next agent reports members that have not started, and stores the files of those that are over
+        for task in [*self._bringing.values(), *self._storing.values(), *self._freezing.values()]:
+            task.cancel()
+            await asyncio.wait((task,))
+        if self._files is not None:
+            await self._files.close()
+        if self._limits is not None:
+            self._limits.close()
+        await self._link.close(self._owner)
+
+    def can(self) -> Capabilities:
+        users = os.geteuid() == 0 and (self._folders is None or self._folders.lets_users())
+        return msgspec.structs.replace(super().can(), users=users, memory_limit="memory" in self._link.controllers)
+
+    def check(self, request: Request) -> None:
+        if not self._simulated and request.gpu is not None:
+            check_sharing(request.gpu, has_own_mps=self._mps is not None)
+
+    def start(self, assignments: list[Assignment]) -> None:
+        members: list[StartMember] = []
+        failed: list[tuple[MemberName, int, str]] = []
+        not_started: list[tuple[MemberName, str]] = []
+        lacking: list[tuple[MemberName, str]] = []
+        for assignment in assignments:
+            try:
+                member = self._start_member(assignment)
+                if self._is_ready(assignment):
+                    self._known.add(assignment.name)
+                    members.append(member)
+                else:
+                    self._bring(assignment, member)
+            except HostAtFault as error:  # it was there when `check` looked
+                not_started.append((assignment.name, error.problem.message))
+            except MoorageError as error:
+                if why := not_here(error):
+                    lacking.append((assignment.name, why))
+                else:
+                    failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
+            except Exception:  # no request may end an agent: every worker that gets the request would go down
+                log.exception(
+                    "job %s of tenant %s could not be prepared to start", assignment.name[1], assignment.name[0]
+                )
+                failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
+        self._over([*(each[0] for each in failed), *(each[0] for each in (*not_started, *lacking))])
+        if failed:
+            self.report(StartFailed(failed))
+        if not_started:
+            self.report(NotStarted(not_started))
+        if lacking:
+            self.report(NotStarted(lacking, CODE_CANNOT_START))
+        if members:
+            self._link.start(members)
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
+            bringing.cancel()
+            self._over([name])
+            self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
+            return
+        if self._files is not None and self._files.hurry(name, grace_s):  # its processes are over
+            return
+        self._link.end(self._key(name), grace_s, why)
+
+    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+        if name in self._bringing or name in self._storing:
+            return self.end(name, grace_s, why)
+        return self._link.end(self._key(name), grace_s, why, notice_s)
+
+    def resizes(self, mode: str) -> str:
+        return COUNTED if self._limits is None else LIVE
+
+    def resize(self, name: MemberName, share: Share) -> None:
+        keep_to(self._limits, name, share)
+
+    def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
+        assert self._freezer is not None, "its capabilities do not say that it freezes"
+        # before the lock: from then on a call would wait in the driver, where the worker does not see it
+        self._hold_calls(name, True)
+        self._begin_freezing(name, self._freezer.freeze(name, slots, self.members_of))
+
+    def resume(self, name: MemberName) -> None:
+        assert self._freezer is not None, "its capabilities do not say that it freezes"
+        self._begin_freezing(name, self._freezer.resume(name))
+
+    def _begin_freezing(self, name: MemberName, work: Coroutine[Any, Any, tuple[Outcome, str]]) -> None:
+        self._freezing[name] = asyncio.get_running_loop().create_task(self._freeze(name, work))
+
+    async def _freeze(self, name: MemberName, work: Coroutine[Any, Any, tuple[Outcome, str]]) -> None:
+        outcome: Outcome = "running"  # where this is cancelled, the next agent resumes what was only begun
+        try:
+            outcome, why = await work
+        finally:
+            del self._freezing[name]
+            if outcome != "frozen":
+                self._hold_calls(name, False)
+        self.report(FreezeAnswered([(name, outcome, why)]))
+
+    def _hold_calls(self, name: MemberName, on: bool) -> None:
+        """Have a member's calls of the CUDA driver wait in the limiter, if there is one (`on`), or pass again."""
+        self._used_again.discard(name)
+        if self._limits is not None:
+            (self._limits.stop if on else self._limits.go_on)(name)
+
+    async def _look_for_use(self) -> None:
+        """Report frozen members with a call waiting, once for each time that they are frozen, until canceled."""
+        assert self._limits is not None
+        while True:
+            await asyncio.sleep(LOOK_FOR_USE_S)
+            fresh = set(self._limits.wanted()) - self._freezing.keys() - self._used_again
+            if fresh:
+                self._used_again |= fresh
+                self.report(ResumeDue(sorted(fresh)))
+
+    def wakes(self, name: MemberName) -> bool:
+        return self._freezer is not None and self._limits is not None and self._limits.wakes(name)
+
+    def forget(self, names: list[MemberName]) -> None:
+        self._link.forget([self._key(name) for name in names])
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        self._link.set_fence(self._owner, deadline_s, grace_s)
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        listed = await self._link.listed(self._owner)
+        if listed is None:
+            return None
+        left = {name_of(key) for key, state, _ in listed if state != "ended"}
+        return left | self._bringing.keys() | self._storing.keys()
+
+    def give_up(self, name: MemberName) -> None:
+        self._known.discard(name)
+        self._processes.ended(name)
+        self._over([name])
+        super().give_up(name)
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        bounds = self._link.keeper.bounds
+        kept = {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
+        if self._folders is not None:
+            kept |= {"folder_s": self._folders.bounds.keep_s, "folder_bytes": self._folders.bounds.bytes_max}
+        return kept
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        is_over = ask.ended_ms > 0 and name not in self._known
+        return await self._link.keeper.page(self._key(name), ask, is_over, self._worker)
+
+    # -- events of the supervisor (see `supervisor_link.Listener`)
+
+    def on_event(self, key: str, event: Event) -> None:
+        name = name_of(key)
+        if isinstance(event, Output):
+            self._output.add(name, event)
+        elif isinstance(event, ChildStarted):
+            self._note_pid(name, event)
+            self._begun(name)
+        elif isinstance(event, ChildEnded):
+            event = self._end_of(name, event)
+            self._known.discard(name)
+            self._processes.ended(name)
+            self._output.end(name, event)
+            if self._store(name, event):
+                return
+            mark = self._mark_of(name, event)
+            self._over([name])
+            code, why = _verdict(event, mark)
+            if mark or _is_the_hosts(event):
+                self._not_started.setdefault(code if mark else 0, []).append((name, why))
+                return
+            (self._failed if event.reason == "start-failed" else self._ended).append((name, code, why))
+        elif isinstance(event, Unproven):
+            self._stuck.append(name)
+
+    def on_events_over(self) -> None:
+        """Report the collected events by kind, a member's start before its end; then publish the collected output."""
+        started, self._started = self._started, []
+        ended, self._ended = self._ended, []
+        failed, self._failed = self._failed, []
+        stuck, self._stuck = self._stuck, []
+        not_started, self._not_started = self._not_started, {}
+        if started:
+            self.report(Started(started))
+        if stuck:
+            self.report(Stuck(stuck))
+        if failed:
+            self.report(StartFailed(failed))
+        for code, items in not_started.items():
+            self.report(NotStarted(items, code))
+        if ended:
+            self.report(Ended(ended))
+        for name, payload in self._output.take():
+            self.publish(name, payload)
+
+    def on_replaced(self) -> None:
+        self.boot = self._link.boot
+        self.report(Replaced(self.name))
+
+    def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
+        missing = set(self._known)
+        for key, _, event in listed:
+            missing.discard(name_of(key))
+            if event is not None:
+                self.on_event(key, event)
+        for name in missing:  # its start never reached a supervisor or its journal: nothing of it ever ran
+            self._known.discard(name)
+            self._over([name])
+            self._processes.ended(name)
+            self._ended.append((name, CODE_LOST, "lost"))
+        self.on_events_over()
+
+    def on_start_refused(self, keys: Sequence[str], why: str) -> None:
+        names = [name_of(key) for key in keys]
+        self._known.difference_update(names)
+        self._over(names)
+        self.report(NotStarted([(name, why) for name in names]))
+
+    def uid_of(self, tenant: str, request: Request) -> int | None:
+        ids = owner_ids(self._policy.user_of(tenant) or request.workload.user)
+        return os.geteuid() if ids is None else ids[0]
+
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        return self._processes.members_of(pids, self._link.pid)
+
+    # -- what drivers with an engine's processes override (see `podman`, `vm`)
+
+    def _is_ready(self, assignment: Assignment) -> bool:
+        """Return whether the member can start at once; if not, `_made_ready` is awaited first."""
+        return assignment.run.files is None and not self._shares_by_mps(assignment)
+
+    def _shares_by_mps(self, assignment: Assignment) -> bool:
+        """Return whether the member is a client of an MPS daemon that the worker runs."""
+        return self._mps is not None and assignment.mode == "mps"
+
+    async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
+        """Bring everything that the member needs, and return the member in the form to start.
+
+        Raises HostAtFault, and other MoorageErrors if the job is at fault.
+        """
+        name, address = assignment.name, assignment.run.files
+        user = None if member.user is None else str(member.user)
+        if address is not None:
+            if self._files is None or self._folders is None or not assignment.has_folder:
+                raise FilesUnavailable("this worker has no folders for jobs")
+            await self._files.bring(name, address, owner_ids(user))
+            self._folders.give(name, user)
+        if self._mps is not None and assignment.mode == "mps":
+            return msgspec.structs.replace(member, env=member.env | await self._mps.join(name))
+        return member
+
+    def _begun(self, name: MemberName) -> None:
+        """Note that the member's process runs its program, so that its start is reported."""
+        self._started.append(name)
+
+    def _taken_over(self, name: MemberName) -> None:
+        """Take note of a member that an earlier agent started and that is not over. This driver does nothing."""
+
+    def _mark_of(self, name: MemberName, event: ChildEnded) -> str:
+        """Return whose fault a failed start is, as the mark of its refusal: NOT_HERE if this host lacks what the
+        member needs, CANNOT_RUN if that is among its own files and so no host has it, else "".
+
+        What an earlier agent has started counts as the first.
+        """
+        stage, number = event.stage, event.errno
+        if event.reason != "start-failed" or number in _WANTS.get(stage, ()):
+            return ""
+        if number in _ABSENT and ((stage == "cwd" and name in self._own_cwd) or name in self._own_program):
+            return CANNOT_RUN
+        lacks = stage in ("user", "cwd", LACKS) or (stage == "exec" and number not in _OF_REQUEST)
+        return NOT_HERE if lacks else ""
+
+    def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
+        """Return the end to report for a member whose process ended with this event; here it is the event."""
+        return event
+
+    # -- inside
+
+    def _bring(self, assignment: Assignment, member: StartMember) -> None:
+        """Begin to make a member ready, and start it then; report it if that fails."""
+        name = assignment.name
+        task = asyncio.get_running_loop().create_task(self._start_when_ready(assignment, member))
+        self._bringing[name] = task
+
+    async def _start_when_ready(self, assignment: Assignment, member: StartMember) -> None:
+        name = assignment.name
+        began_s = asyncio.get_running_loop().time()
+        try:
+            member = await self._made_ready(assignment, member)
+        except HostAtFault as error:
+            self._not_brought(name, NotStarted([(name, error.problem.message)]))
+        except MoorageError as error:
+            if why := not_here(error):
+                self._not_brought(name, NotStarted([(name, why)], CODE_CANNOT_START))
+            else:
+                self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, error.problem.message)]))
+        except Exception:  # no request may end an agent, as in `start`
+            log.exception("job %s could not be prepared to start", name[1])
+            why = "moorage failed on this request"
+            self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
+        else:
+            del self._bringing[name]
+            self._known.add(name)
+            if member.ends_in_s is not None:
+                passed_s = asyncio.get_running_loop().time() - began_s
+                member = msgspec.structs.replace(member, ends_in_s=max(0.0, member.ends_in_s - passed_s))
+            self._link.start([member])
+
+    def _store(self, name: MemberName, event: ChildEnded) -> bool:
+        """Begin to store the files of an ended member; its end is reported once they are stored.
+
+        Return False if there is nothing to store, or its program never ran: then the caller reports the end.
+        """
+        if name in self._storing:
+            return True
+        if self._files is None or not self._files.wants_store(name):
+            return False
+        if event.proof == "never-ran" or event.reason == "start-failed":
+            return False  # it left no files, and the fault decides where it is tried next
+        storing = self._files.store(name, *_verdict(event), event.reason != "exit")
+        self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, storing))
+        return True
+
+    async def _store_then_end(self, name: MemberName, storing: Coroutine[Any, Any, tuple[int, str]]) -> None:
+        try:
+            code, why = await storing
+        finally:
+            del self._storing[name]
+        self._over([name])
+        self.report(Ended([(name, code, why)]))
+
+    def _not_brought(self, name: MemberName, report: NotStarted | StartFailed) -> None:
+        del self._bringing[name]
+        self._over([name])
+        self.report(report)
+
+    def _over(self, names: Sequence[MemberName]) -> None:
+        """Release the folders and limiter segments of these members, of which nothing runs."""
+        for name in names:
+            self._own_cwd.discard(name)
+            self._own_program.discard(name)
+            if self._folders is not None:
+                self._folders.over(name)
+            if self._limits is not None:
+                self._limits.over(name)
+            if self._freezer is not None:
+                self._freezer.over(name)
+                self._used_again.discard(name)
+
+    def _note_pid(self, name: MemberName, event: Event | None) -> None:
+        if isinstance(event, ChildStarted):
+            self._processes.started(name, event.pid)
+
+    def _key(self, name: MemberName) -> str:
+        return key_of(self._owner, name)
+
+    def _start_member(self, assignment: Assignment) -> StartMember:
+        """Return the member to start. Raises HostAtFault, LacksHere, and Refused if the policy forbids it."""
+        run, request = assignment.run, assignment.request
+        tenant = assignment.name[0]
+        self._policy.check_program(tenant, run)
+        self._policy.check_root(tenant, run)
+        self._policy.check_secrets(tenant, run.env)
+        user = self._policy.user_of(tenant) or run.user
+        ours = assignment.environment(
+            interface=self._interface, simulated=self._simulated, has_own_mps=self._mps is not None
+        )
+        requested = resolve_secrets(run.env, self._secrets_dir)
+        resources = request.resources
+        folder, cwd = "", run.cwd
+        if self._folders is not None and assignment.has_folder:
+            folder = self._folders.make(assignment.name, run.grace_s, run.keep)
+            if run.files is None:
+                self._folders.give(assignment.name, user)
+            cwd = os.path.join(folder, run.cwd or "")  # an absolute `cwd` replaces the folder
+            if not os.path.isabs(run.cwd or ""):
+                self._own_cwd.add(assignment.name)
+                if "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
+                    self._own_program.add(assignment.name)
+        env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
+        if self._limits is not None and (limit := self._limits.of_process(assignment.name, *assignment.part, user)):
+            env = JobEnvironment(limit.laid_over(env))
+        return StartMember(
+            key=self._key(assignment.name),
+            argv=tuple(run.argv),
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout_s=run.timeout_s,
+            ends_in_s=assignment.ends_in_s,
+            grace_s=run.grace_s,
+            checkpoint_signal=run.checkpoint_signal,
+            checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
+            on_partition=request.on_partition,
+            output_cap_bytes=self._output_cap_bytes,
+            stream_output=self._stream_output,
+            cpu_milli=(resources.cpu_milli or None) if resources else None,
+            memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
+        )
+
+
+def _is_the_hosts(event: ChildEnded) -> bool:
+    """Return whether a start failed by this host: it lacks processes or descriptors, or the engine or VM failed."""
+    return event.reason == "start-failed" and (
+        event.stage in ("journal", "cgroup", "clone", ENGINE, STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
+    )
+
+
+def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
+    """Return the code and the reason to report for a member that ended so.
+
+    `mark` says whose fault a failed start is, as the beginning of its reason.
+    """
+    if event.reason == "start-failed" and event.stage == "launcher":
+        return CODE_LOST, "lost"  # it may have run
+    if event.reason == "start-failed":
+        is_absent = event.errno == errno.ENOENT and event.stage == "exec"
+        words = [event.stage, event.message]
+        if event.stage in ("exec", "cwd", ENGINE, LACKS) and event.message != os.strerror(event.errno or 0):
+            words = [event.message]  # it names what was not found; an older release sends only the text of errno
+        code = CODE_NOT_FOUND if is_absent else CODE_CANNOT_START
+        return code, f"{mark or f'{START_FAILED}: '}{': '.join(filter(None, words))}"
+    if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
+        return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
+    code = event.exit_code if event.exit_code is not None else -(event.signal or 0)
+    if event.reason == "end" and event.why == SHUTS_DOWN:
+        return code, WORKER_STOPPED
+    if event.reason == "end" and event.why.startswith(DISK):
+        return code, event.why
+    return code, "lost" if event.reason == "supervisor-died" else event.reason

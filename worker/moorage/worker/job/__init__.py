@@ -1,0 +1,1 @@
+"""What an attempt is given and leaves: environment, folder, files, secrets, output."""

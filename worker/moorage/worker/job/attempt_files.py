@@ -1,0 +1,104 @@
+"""Bring an attempt's files into its folder before its start, and store files of the folder after its end.
+
+It serves every driver whose members have folders. The driver reports when an attempt starts and when nothing of it runs
+any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.printable import carried
+from moorage.worker.drivers.handler.results import result_object
+from moorage.worker.job.attempt_folders import AttemptFolders
+from moorage.worker.job.job_files import FilesUnavailable, JobFiles
+from moorage.worker.session.member_messages import MemberName
+
+#: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
+NOT_STORED: Final = "not-stored"
+CODE_NOT_KEPT: Final = 1
+#: how long storing a member's files may delay the report of its end
+STORE_S_MAX: Final = 300.0
+
+log = logging.getLogger("moorage.worker")
+
+
+class AttemptFiles:
+    """The files of one driver's attempts. Without `files` none can be fetched or stored."""
+
+    def __init__(self, folders: AttemptFolders, files: JobFiles | None) -> None:
+        self._folders = folders
+        self._files = files
+        self._storing: dict[MemberName, asyncio.Task[None]] = {}
+
+    async def bring(self, name: MemberName, address: str, ids: tuple[int, int] | None) -> None:
+        """Unpack the files at this address into the attempt's folder, for the owner `ids`.
+
+        Raises FilesUnavailable if this worker cannot have them now, FilesRefused if no worker can. With `ids` None the
+        files belong to the agent's user.
+        """
+        if self._files is None:
+            raise FilesUnavailable("this worker has no folders for jobs")
+        await self._files.bring(name[0], address, self._folders.path(name), ids)
+
+    def wants_store(self, name: MemberName) -> bool:
+        """Return whether something of this attempt's folder must be stored."""
+        return bool(self._folders.keep(name))
+
+    def hurry(self, name: MemberName, grace_s: float) -> bool:
+        """Stop the storing of an attempt's files in `grace_s` seconds; return False if no storing is under way."""
+        storing = self._storing.get(name)
+        if storing is not None:
+            asyncio.get_running_loop().call_later(grace_s, storing.cancel)
+        return storing is not None
+
+    def store(self, name: MemberName, code: int, why: str, is_asked: bool) -> Coroutine[Any, Any, tuple[int, str]]:
+        """Begin to store the files of an ended attempt, and return a coroutine that waits for it.
+
+        Its result is the attempt's code and reason. But if storing failed after an attempt that ended well (code 0),
+        the result is `CODE_NOT_KEPT` and a reason that begins with `NOT_STORED`. If the coroutine is cancelled, storing
+        stops and nothing is reported. `is_asked` is set if the attempt was asked to end: then its grace also limits the
+        storing.
+        """
+        seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
+        self._storing[name] = asyncio.get_running_loop().create_task(self._keep(name))
+        return self._stored(name, code, why, seconds)
+
+    async def _keep(self, name: MemberName) -> None:
+        if self._files is None:
+            raise FilesUnavailable("this worker stores no files")
+        tenant, job, replica, _, fence = name
+        folder, keep = self._folders.path(name), self._folders.keep(name)
+        await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
+
+    async def _stored(self, name: MemberName, code: int, why: str, seconds: float) -> tuple[int, str]:
+        storing, trouble = self._storing[name], ""
+        try:
+            await asyncio.wait((storing,), timeout=seconds)
+            if not storing.done():
+                trouble = f"files: not stored within {seconds:g} s"
+            elif storing.cancelled():
+                trouble = "files: the attempt had to end"
+            elif (error := storing.exception()) is not None:
+                trouble = error.problem.message if isinstance(error, MoorageError) else "files: moorage failed on them"
+                if not isinstance(error, MoorageError):
+                    log.error("the files that job %s keeps could not be stored", name[1], exc_info=error)
+        finally:
+            del self._storing[name]
+            storing.cancel()
+            await asyncio.wait((storing,))
+        if trouble and (code, why) == (0, "exit"):
+            return CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
+        if trouble:
+            log.warning("the files that job %s keeps were not stored: %s", name[1], trouble)
+        return code, why
+
+    async def close(self) -> None:
+        """Stop all storing; the next agent begins it again."""
+        for storing in list(self._storing.values()):
+            storing.cancel()
+            await asyncio.wait((storing,))

@@ -1,0 +1,354 @@
+"""Give each attempt a folder of its own: its start folder and HOME, limited in size, removed some time after its end.
+
+The path is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, owned by the job's user. A driver of
+containers has a root of its own that other users cannot enter, because its engine mounts the folder. An empty folder is
+removed as soon as its attempt is over. The others stay for `keep_s`, so that a person can read what a job left; the
+oldest are removed earlier if there are too many, and all of them if the disk is full.
+
+Size is measured by du(1) and folders are removed by rm(1): a job may leave a million files, or a tree that is deeper
+than Python can walk, and neither may block the agent's loop or its interpreter lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import stat
+import subprocess
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from moorage.system.disk_room import spare_bytes
+from moorage.system.proctree import boottime_s
+from moorage.worker.job.environment import HostAtFault, LacksHere
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
+from moorage.worker.supervisor.child import StartRefused, resolve_user
+
+#: below the state folder
+FOLDERS: Final = "folders"
+#: seconds between two measurements, and the largest part of all time that they may take
+MEASURE_S: Final = 10.0
+MEASURE_PART: Final = 0.1
+#: most folders of finished attempts that stay
+KEPT_MAX: Final = 1000
+#: folders in one call of du(1) or rm(1)
+AT_ONCE: Final = 500
+#: prefix of the `why` of an attempt that was ended because of its folder's size
+DISK: Final = "disk"
+_GRACE_S: Final = 10.0
+#: errors for which a folder cannot be made now, and may be later
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EMLINK)
+#: suffix of a file next to a folder, with the patterns of the files to store
+_KEEP: Final = ".keep"
+_KIB: Final = 1024
+_MODE: Final = 0o700
+#: mode of the parent folders: other users can pass through and cannot list them
+_PASSAGE: Final = 0o711
+
+log = logging.getLogger("moorage.worker")
+
+
+class FolderBounds(NamedTuple):
+    """`bytes_max` limits one attempt's folder; `keep_s` is how long it stays after the attempt's end."""
+
+    bytes_max: int = FOLDER_BYTES_DEFAULT
+    keep_s: float = FOLDER_KEEP_DEFAULT
+
+
+class FolderUnavailable(HostAtFault):
+    """This host cannot make the folder of an attempt."""
+
+    def __init__(self, why: str, next_step: str = "") -> None:
+        super().__init__(f"no folder for the job: {why}", next_step=next_step)
+
+
+class NoFolder(LacksHere):
+    """This host cannot give a user, or any job, a folder."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no folder for the job: {why}", next_step="see folder_dir")
+
+
+def _no_folder(path: str, error: OSError) -> FolderUnavailable | NoFolder:
+    """Return the fault for a folder that could not be made or given: want of room passes, anything else stays."""
+    why = f"{path}: {error.strerror or error}"
+    return FolderUnavailable(why, "see folder_dir") if error.errno in _NO_ROOM else NoFolder(why)
+
+
+class AttemptFolders:
+    """The folders of one driver's attempts, below a folder named `owner`.
+
+    Call `begin` with the living members, then `run`. `is_mounted`: containers get the folders by a mount, so users of
+    the host need not reach them.
+    """
+
+    def __init__(self, settings: WorkerSettings, owner: str, *, is_mounted: bool = False) -> None:
+        self.bounds = FolderBounds(settings.folder_bytes, settings.folder_keep)
+        self._state = settings.state_dir
+        self._own = settings.folder_dir is None  # then it is below the state folder, whose mode we may change
+        self.root = (settings.folder_dir or settings.state_dir / FOLDERS) / owner
+        self._root_mode = _MODE if is_mounted else _PASSAGE
+        self._living: dict[MemberName, float] = {}  # with the grace of each, should it have to end
+        self._over: list[str] = []  # folders of ended attempts that are removed if they are empty
+        self._emptying: asyncio.Task[None] | None = None
+        self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
+        self._is_passable = False
+        self._keep: dict[MemberName, list[str]] = {}
+
+    def path(self, name: MemberName) -> str:
+        """Return the path of an attempt's folder, whether it exists or not."""
+        return f"{self.root}/{_folder_of(name)}"
+
+    def keep(self, name: MemberName) -> list[str]:
+        """Return the patterns of the files to store before the attempt is over; [] for none."""
+        return self._keep.get(name, [])
+
+    def grace_s(self, name: MemberName) -> float:
+        """Return the grace in seconds that an attempt gets if it must end; a default for an unknown attempt."""
+        return self._living.get(name, _GRACE_S)
+
+    def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
+        """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
+
+        The agent owns it until `give`. `keep` are the patterns of the files to store. Raises FolderUnavailable,
+        NoFolder.
+        """
+        path = self.path(name)
+        for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: they would be removed
+            self._ended.pop(left, None)
+        try:
+            self._mkdir(path)
+            if keep:  # written for the next agent
+                Path(path + _KEEP).write_bytes(msgspec.json.encode(keep))
+                self._keep[name] = list(keep)
+        except OSError as error:
+            raise _no_folder(path, error) from None
+        self._living[name] = grace_s
+        return path
+
+    def _mkdir(self, path: str) -> None:
+        try:
+            os.mkdir(path, _MODE)
+        except FileNotFoundError:
+            os.makedirs(self.root, self._root_mode, exist_ok=True)
+            os.mkdir(path, _MODE)
+        except FileExistsError:  # an agent died between this call and the start
+            _remove([path])
+            os.mkdir(path, _MODE)
+
+    def lets_users(self) -> bool:
+        """Return whether jobs of other users than the agent's own can reach their folders, or can be let do so."""
+        ours = self._state if self._own else self.root
+        above = [each for each in (self.root, *self.root.parents) if not each.is_relative_to(ours)]
+        try:
+            return all(each.stat().st_mode & stat.S_IXOTH for each in above)
+        except OSError:
+            return False
+
+    def give(self, name: MemberName, user: str | None) -> None:
+        """Give the folder to the user that runs the attempt, and let that user reach it.
+
+        Raises FolderUnavailable, NoFolder.
+
+        Does nothing for the agent's own user (None, too) and for an unknown user.
+        """
+        ids = owner_ids(user)
+        if ids is None:
+            return
+        try:
+            os.chown(self.path(name), *ids)
+            if not self._is_passable:
+                let_pass(self.root, self._state if self._own else self.root)
+                self._is_passable = True
+        except OSError as error:
+            raise _no_folder(self.path(name), error) from None
+
+    def give_to_container(self, name: MemberName, ids: tuple[int, int]) -> None:
+        """Give the folder to this user of a container. Raises FolderUnavailable, NoFolder.
+
+        If the agent is not root, its engine is rootless and maps users to other numbers: then every user may write.
+        """
+        path = self.path(name)
+        try:
+            if os.geteuid() == 0:
+                os.chown(path, *ids)
+            else:
+                os.chmod(path, 0o777)
+        except OSError as error:
+            raise _no_folder(path, error) from None
+
+    def over(self, name: MemberName) -> None:
+        """Record that nothing of this attempt runs any more: its folder is removed now if it is empty, else later.
+
+        Does nothing for an attempt that does not live.
+        """
+        if self._living.pop(name, None) is None:
+            return
+        if self._keep.pop(name, None) is not None:
+            Path(self.path(name) + _KEEP).unlink(missing_ok=True)
+        self._over.append(_folder_of(name))
+        if self._emptying is None:
+            self._emptying = asyncio.get_running_loop().create_task(self._remove_empty())
+
+    async def _remove_empty(self) -> None:
+        """Remove empty folders in a thread: rmdir(2) is slow on ext4, and ends are waiting to be reported."""
+        while self._over:
+            over, self._over = self._over, []
+            try:
+                left = await asyncio.to_thread(_left_of, self.root, over)
+            except RuntimeError:  # no thread can be started
+                left = over
+            self._ended.update(dict.fromkeys(left, boottime_s()))
+        self._emptying = None
+
+    def begin(self, living: Iterable[MemberName]) -> None:
+        """Take over the folders that an earlier agent left.
+
+        The attempt of a folder that is not among the `living` is taken to have ended at the folder's last change.
+        """
+        self._living = dict.fromkeys(living, _GRACE_S)
+        own = set(map(_folder_of, self._living))
+        now, wall = boottime_s(), time.time()
+        try:
+            entries = [(entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in os.scandir(self.root)]
+        except FileNotFoundError:
+            return
+        for mtime_s, folder in sorted(entries):
+            if folder.removesuffix(_KEEP) not in own:
+                self._ended[folder] = now - max(wall - mtime_s, 0.0)
+        for name in self._living:
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                self._keep[name] = msgspec.json.decode(Path(self.path(name) + _KEEP).read_bytes(), type=list[str])
+
+    async def run(self, on_full: Callable[[MemberName, float, str], None]) -> None:
+        """Remove and measure folders until cancelled. `on_full` gets an attempt that must end, its grace, and why."""
+        while True:
+            began_s = boottime_s()
+            try:
+                await self.sweep()
+                for name, grace_s, why in await self.measure():
+                    on_full(name, grace_s, why)
+            except (OSError, subprocess.SubprocessError) as error:  # no process or descriptor left: try again later
+                log.warning("the sizes of the jobs' folders cannot be measured now: %s", error)
+            await asyncio.sleep(max(MEASURE_S, (boottime_s() - began_s) / MEASURE_PART))
+
+    async def sweep(self) -> int:
+        """Remove the folders that have stayed long enough, the oldest beyond `KEPT_MAX`, and all if the disk is full.
+
+        Return how many entries were to be removed: folders that were not empty, and files with patterns next to them.
+        """
+        if self._emptying is not None:
+            await asyncio.shield(self._emptying)
+        now, doomed = boottime_s(), []
+        is_full = bool(self._ended) and spare_bytes(self.root) <= 0
+        while self._ended:
+            folder, ended_s = next(iter(self._ended.items()))
+            if not is_full and len(self._ended) <= KEPT_MAX and now - ended_s < self.bounds.keep_s:
+                break
+            del self._ended[folder]
+            doomed.append(f"{self.root}/{folder}")
+        for at in range(0, len(doomed), AT_ONCE):
+            await asyncio.to_thread(_remove, doomed[at : at + AT_ONCE])
+        for path in doomed:
+            if os.path.lexists(path):
+                log.error("the folder of a finished job cannot be removed: %s", path)
+        return len(doomed)
+
+    async def measure(self) -> list[tuple[MemberName, float, str]]:
+        """Return the attempts whose folders are too large, each with its grace and the reason for its end."""
+        paths = {self.path(name): name for name in self._living}
+        found: list[tuple[MemberName, float, str]] = []
+        for path, used in (await asyncio.to_thread(_used, list(paths))).items():
+            name = paths.get(path)
+            if used > self.bounds.bytes_max and name in self._living:
+                mib = 1 << 20
+                why = f"{DISK}: its folder takes {used // mib} MiB, folder_bytes is {self.bounds.bytes_max // mib} MiB"
+                found.append((name, self._living[name], why))
+        return found
+
+
+def let_pass(folder: Path, ours: Path) -> None:
+    """Let other users reach a folder. Only folders at or below `ours` may be changed.
+
+    Raises NoFolder, OSError.
+    """
+    for each in (folder, *folder.parents):
+        about = each.stat()
+        if about.st_mode & stat.S_IXOTH:
+            continue
+        if not each.is_relative_to(ours) or about.st_uid != os.geteuid():
+            raise NoFolder(f"{each} lets no other user enter: name another folder_dir, or let users enter (chmod o+x)")
+        os.chmod(each, stat.S_IMODE(about.st_mode) | (_PASSAGE & ~_MODE))
+
+
+def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
+    """Remove the entries of `root` whose names are not known: folders of workers that are not configured any more."""
+    try:
+        unknown = [entry.path for entry in os.scandir(root) if not is_known(entry.name)]
+    except FileNotFoundError:
+        return
+    _remove(unknown)
+
+
+def owner_ids(user: str | None) -> tuple[int, int] | None:
+    """Return uid and gid of the user that runs a job; None for the agent's own user and for an unknown user.
+
+    `user` None is the agent's own.
+    """
+    try:
+        ids = None if user is None else resolve_user(user)
+    except StartRefused:
+        return None  # the supervisor reports the unknown user
+    return None if ids is None or ids[0] == os.geteuid() else ids[:2]
+
+
+def _folder_of(name: MemberName) -> str:
+    return ".".join(map(str, name))
+
+
+def _left_of(root: Path, over: Sequence[str]) -> list[str]:
+    """Remove the empty ones of these folders, and return those that are not empty."""
+    left: list[str] = []
+    for folder in over:
+        try:
+            os.rmdir(root / folder)
+        except FileNotFoundError:
+            continue
+        except OSError:  # it is not empty
+            left.append(folder)
+    return left
+
+
+def _used(paths: Sequence[str]) -> dict[str, int]:
+    """Return the bytes on disk below each folder, with hard links counted once.
+
+    A folder that disappears is left out.
+    """
+    used: dict[str, int] = {}
+    for at in range(0, len(paths), AT_ONCE):
+        command = ["du", "-skx", "--", *paths[at : at + AT_ONCE]]
+        told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        for line in told.stdout.splitlines():
+            size, _, path = line.partition(b"\t")
+            used[os.fsdecode(path)] = int(size) * _KIB
+    return used
+
+
+def _remove(paths: Sequence[str]) -> None:
+    """Remove these folders, including those without permissions for their owner. Some may be left, without an error."""
+    if not paths:
+        return
+    command = ["rm", "-rf", "--one-file-system", "--", *paths]
+    subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
+    if left := [path for path in paths if os.path.lexists(path)]:
+        subprocess.run(["chmod", "-R", "u+rwX", "--", *left], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", *left], stderr=subprocess.DEVNULL, check=False)

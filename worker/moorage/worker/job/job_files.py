@@ -1,0 +1,333 @@
+"""Bring files to jobs: fetch them from the tenant's bucket once per worker, and unpack them for each attempt.
+
+Fetched files are checked against their name, the SHA-256 of the tar file. The tar file is kept in a folder that only
+the agent reads, up to a limit: replicas of one job, and the next job with the same files, read it from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import stat
+import tarfile
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import JetStream
+from moorage.bus.object_store import files_store
+from moorage.schemas.errors import Refused, problem
+from moorage.schemas.job import KEEP_STARS_MAX, is_quick
+from moorage.schemas.subjects import Subjects
+from moorage.system.archives import (
+    LEFT_OUT,
+    MEMBERS_MAX,
+    PATH_BYTES_MAX,
+    BadArchive,
+    Inflating,
+    compressed,
+    empty,
+    link_stays_below,
+    unpack,
+)
+from moorage.worker.job.environment import HostAtFault
+
+#: below the state folder
+CACHE: Final = "files"
+#: how long the files of one job may take to arrive
+FETCH_S_MAX: Final = 600.0
+#: most files and folders of an attempt's folder that are searched for files to store
+ENTRIES_MAX: Final = 1_000_000
+#: most entries that are named as left out, and characters of each name
+NAMED_MAX: Final = 8
+NAME_CHARS_MAX: Final = 200
+#: suffix of files that are being fetched, or whose fetch was given up
+_PART: Final = ".part"
+
+log = logging.getLogger("moorage.worker")
+
+
+class FilesRefused(Refused):
+    """No worker can give the job its files: they are not in the bucket, or are invalid."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(problem("failed-precondition", f"files: {why}"))
+
+
+class FilesUnavailable(HostAtFault):
+    """This worker cannot have the files now."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"files: {why}")
+
+
+class NotKept(Refused):
+    """The files that a job left could not be stored."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(problem("not-kept", f"files: {why}"))
+
+
+class LeftOut:
+    """What matched the patterns of a job and was not stored: how much, and the first names with the reason of each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._named: list[tuple[str, str]] = []
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self._named)} more" if self.count > len(self._named) else ""
+        return ", ".join(f"{name!r} ({why})" for name, why in self._named) + more
+
+    def add(self, name: str, why: str) -> None:
+        self.count += 1
+        if len(self._named) < NAMED_MAX:
+            self._named.append((os.fsencode(name).decode(errors="replace")[-NAME_CHARS_MAX:], why))
+
+    @property
+    def header(self) -> str:
+        """The value of the header LEFT_OUT, as JSON in ASCII: a name may have any bytes."""
+        return json.dumps({"count": self.count, "names": self._named})
+
+
+class JobFiles:
+    """The files of one worker's jobs.
+
+    `bytes_max` limits the files of one job, `cache_bytes` the tar files that are kept.
+    """
+
+    def __init__(self, jetstream: JetStream, prefix: str, state: Path, bytes_max: int, cache_bytes: int) -> None:
+        self._jetstream = jetstream
+        self._subjects = Subjects(prefix)
+        self._folder = state / CACHE
+        self._bytes_max = bytes_max
+        self._cache_bytes = cache_bytes
+        self._fetching: dict[Path, asyncio.Task[None]] = {}
+
+    def open(self) -> None:
+        """Make the folder for fetched files, and remove incomplete files of an earlier agent. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self._folder.glob(f"*{_PART}"):
+            left.unlink()
+
+    async def bring(self, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
+        """Unpack the files at this address into the folder `into`, which no other process may write to.
+
+        They get the owner `ids` (None: the agent's user). Raises FilesRefused if no worker can have them, and
+        FilesUnavailable if this worker cannot have them now.
+        """
+        kept = self._folder / f"{tenant}.{address}"  # by tenant: knowing an address must not give access to the files
+        try:
+            is_old = kept.exists()
+            try:
+                await self._bring(kept, tenant, address, into, ids)
+            except BadArchive:
+                if not is_old:
+                    raise
+                kept.unlink(missing_ok=True)  # this disk may have damaged it
+                await asyncio.to_thread(empty, into)
+                await self._bring(kept, tenant, address, into, ids)
+        except BadArchive as error:
+            raise FilesRefused(str(error)) from None
+        except TimeoutError:
+            raise FilesUnavailable(f"not fetched within {FETCH_S_MAX:g} s") from None
+        except OSError as error:
+            raise FilesUnavailable(error.strerror or str(error)) from None
+        except BusError as error:
+            raise FilesUnavailable(error.problem.message) from None
+
+    async def _bring(self, kept: Path, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
+        with await self._opened(kept, tenant, address) as source:
+            await asyncio.to_thread(unpack, source, into, self._bytes_max, ids)
+
+    async def _opened(self, kept: Path, tenant: str, address: str) -> BinaryIO:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(kept)
+            return kept.open("rb")
+        fetching = self._fetching.get(kept)
+        if fetching is None:
+            fetching = self._fetching[kept] = asyncio.create_task(self._fetch(kept, tenant, address))
+            fetching.add_done_callback(lambda task: self._fetched(kept, task))
+        await asyncio.shield(fetching)  # shielded: if this attempt ends, other attempts still wait for the files
+        return kept.open("rb")
+
+    async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
+        """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
+        bucket; nothing if none matches.
+
+        What matches and cannot be stored is named in a header of the object. Raises NotKept. No process may write to
+        the folder any more.
+        """
+        left_out = LeftOut()
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as spool:
+                stopped = threading.Event()
+                try:
+                    count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out)
+                finally:
+                    stopped.set()
+                if not count and not left_out.count:
+                    return
+                headers = {"Content-Type": "application/gzip"}
+                if left_out.count:
+                    log.warning("the files that %s keeps are stored without %s", name, left_out)
+                    headers[LEFT_OUT] = left_out.header
+                store = files_store(self._jetstream, self._subjects, tenant)
+                await store.put(name, compressed(spool), headers, lambda _: None)
+        except OSError as error:
+            raise NotKept(error.strerror or str(error)) from None
+        except RecursionError:
+            raise NotKept("the folders are nested too deeply to be packed") from None
+        except BusError as error:
+            raise NotKept(error.problem.message) from None
+
+    def _pack(
+        self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event, left_out: LeftOut
+    ) -> int:
+        """Write a tar file of what matches, until `stopped`; return how many members it has. Raises NotKept, OSError.
+
+        The agent can read files that the job cannot. So links are not followed, and only files of the folder's owner
+        are read. A link is stored as a link, if it names something below the folder.
+        """
+        import pathspec
+
+        slow = next((pattern for pattern in patterns if not is_quick(pattern)), None)
+        if slow is not None:  # a match holds the interpreter lock, and so blocks the whole agent
+            raise NotKept(
+                f"keep: {slow[:80]!r} has too many stars: a part of a path may have at most two, and at most"
+                f" {KEEP_STARS_MAX} parts may have two"
+            )
+        try:
+            kept = pathspec.GitIgnoreSpec.from_lines(patterns)
+        except (ValueError, re.error) as error:
+            raise NotKept(f"keep: {error}") from None
+        owner, seen, count, size = os.stat(folder).st_uid, 0, 0, 0
+        with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
+                if len(os.fsencode(above)) - len(os.fsencode(folder)) > PATH_BYTES_MAX:
+                    raise NotKept("the path of a folder is longer than Linux allows in one call (4096 bytes)")
+                folders.sort()
+                seen += len(folders) + len(files)
+                if seen > ENTRIES_MAX:
+                    raise NotKept(f"more than {ENTRIES_MAX} files and folders to look at")
+                for entry in sorted((*files, *folders)):
+                    if stopped.is_set():
+                        raise NotKept("given up")
+                    name = os.path.relpath(os.path.join(above, entry), folder)
+                    if len(os.fsencode(name)) > PATH_BYTES_MAX:
+                        raise NotKept("the path of a file is longer than Linux allows in one call (4096 bytes)")
+                    about = os.stat(entry, dir_fd=place, follow_symlinks=False)
+                    is_folder = stat.S_ISDIR(about.st_mode)
+                    if not kept.match_file(f"{name}/" if is_folder else name):
+                        continue
+                    if is_folder and _has_entries(entry, place):
+                        continue  # the folders of a file are made with it
+                    why = _why_not(name, about, owner, entry, place)
+                    if why:
+                        left_out.add(name, why)
+                        continue
+                    count, size = count + 1, size + (about.st_size if stat.S_ISREG(about.st_mode) else 0)
+                    if count > MEMBERS_MAX or size > self._bytes_max:
+                        raise NotKept(f"more than {MEMBERS_MAX} files or {self._bytes_max} bytes (files_bytes)")
+                    _add(archive, name, entry, place, owner)
+        return count
+
+    def _fetched(self, kept: Path, task: asyncio.Task[None]) -> None:
+        del self._fetching[kept]
+        if not task.cancelled():
+            task.exception()  # retrieved, in case the attempts that waited for it are over
+
+    async def _fetch(self, kept: Path, tenant: str, address: str) -> None:
+        store = files_store(self._jetstream, self._subjects, tenant)
+        info = await store.find(address)
+        if info is None:
+            raise FilesRefused("they are not, or no longer, in the tenant's bucket: submit the job again with them")
+        part = kept.with_name(kept.name + _PART)
+        try:
+            with open(part, "wb", opener=_private) as into:  # noqa: ASYNC230 - on the disk of the state folder
+                inflating = Inflating(into, self._bytes_max)
+                async with asyncio.timeout(FETCH_S_MAX):
+                    async for piece in store.get(info):
+                        await asyncio.to_thread(inflating.feed, piece)
+                into.flush()
+                await asyncio.to_thread(os.fsync, into.fileno())  # a kept file is not checked again
+            if inflating.address() != address:
+                raise BadArchive("their content does not match their address")
+            await asyncio.to_thread(self._make_room, part.stat().st_size)
+            part.rename(kept)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used files until `size` more fits; an open file stays readable."""
+        found: list[tuple[os.stat_result, Path]] = []
+        for path in self._folder.iterdir():
+            if not path.name.endswith(_PART):
+                with contextlib.suppress(FileNotFoundError):  # another fetch makes room, too
+                    found.append((path.stat(), path))
+        left = size + sum(about.st_size for about, _ in found)
+        for about, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
+            if left <= self._cache_bytes:
+                break
+            path.unlink(missing_ok=True)
+            left -= about.st_size
+
+    async def close(self) -> None:
+        """Stop all fetches."""
+        for fetching in list(self._fetching.values()):
+            fetching.cancel()
+            await asyncio.wait((fetching,))
+
+
+def _has_entries(entry: str, place: int) -> bool:
+    descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+    try:
+        with os.scandir(descriptor) as entries:
+            return next(entries, None) is not None
+    finally:
+        os.close(descriptor)
+
+
+def _why_not(name: str, about: os.stat_result, owner: int, entry: str, place: int) -> str:
+    """Return why an entry of a folder cannot be stored; "" if it can."""
+    if about.st_uid != owner:
+        return "it belongs to another owner than the job's user"
+    if stat.S_ISLNK(about.st_mode):
+        target = os.readlink(entry, dir_fd=place)
+        return "" if link_stays_below(PurePosixPath(name), target) else "it is a link that leaves the job's folder"
+    if stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode):
+        return ""
+    return "it is neither a file nor a folder nor a link"
+
+
+def _add(archive: tarfile.TarFile, name: str, entry: str, place: int, owner: int) -> None:
+    """Add one entry of a folder, which no process changes. Raises OSError, also for an entry of another owner."""
+    member = tarfile.TarInfo(name)
+    about = os.stat(entry, dir_fd=place, follow_symlinks=False)
+    member.mtime, member.mode = int(about.st_mtime), about.st_mode & 0o755
+    if stat.S_ISLNK(about.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(entry, dir_fd=place)
+        archive.addfile(member)
+    elif stat.S_ISDIR(about.st_mode):
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+    else:
+        descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+        with open(descriptor, "rb") as content:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != owner:
+                raise NotKept(f"{name!r} was changed while it was stored")
+            member.size = about.st_size
+            archive.addfile(member, content)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

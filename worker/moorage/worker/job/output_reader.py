@@ -1,0 +1,78 @@
+"""Answer the leader's requests for output that this worker keeps, outside the turns and a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from moorage.bus.transport import Delivery
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.names import is_job, is_tenant
+from moorage.worker.agent.shell import Shell
+from moorage.worker.drivers.base import Driver
+from moorage.worker.session.lease_session import LeaseSession
+
+#: pages of output that are read at the same time; the leader asks again for others
+LOG_READS_MAX: Final = 16
+
+_decode_read_log: Final = Decoder[ReadLog](ReadLog)
+
+
+class OutputReader:
+    """Answers the requests for output that one worker gets."""
+
+    def __init__(self, shell: Shell, worker: str, session: LeaseSession, drivers: Mapping[str, Driver]) -> None:
+        self._shell = shell
+        self._worker = worker
+        self._session = session
+        self._drivers = drivers
+        self._reading = 0
+
+    def on_asked(self, delivery: Delivery) -> None:
+        """Handle a request of the leader for a page, and answer it later; with "overloaded" at once if
+        `LOG_READS_MAX` pages are being read.
+
+        A request without a reply subject is dropped.
+        """
+        if not delivery.reply:
+            self._shell.dropped["no-reply"] += 1
+        elif self._reading >= LOG_READS_MAX:
+            busy = problem("overloaded", f"{LOG_READS_MAX} pages are being read", retry_after_s=0.2)
+            self._shell.post(delivery.reply, encode(busy, json=False))
+        else:
+            self._reading += 1
+            self._shell.spawn(self._answer(delivery))
+
+    async def _answer(self, delivery: Delivery) -> None:
+        answer: LogPage | Problem
+        try:
+            answer = await self._page(_decode_read_log(delivery.data))
+        except Refused as refused:
+            answer = refused.problem
+        except Exception as error:  # a foreign driver may fail in any way, and the leader must get an answer
+            answer = problem("not-kept", f"the output cannot be read: {type(error).__name__}: {error}")
+        finally:
+            self._reading -= 1
+        self._shell.post(delivery.reply, encode(answer, json=False))
+
+    async def _page(self, ask: ReadLog) -> LogPage:
+        """Return the page. Raises Refused for another session, for an impossible name, and if nothing is kept."""
+        session = self._session
+        if session.phase != "live" or ask.session != session.session:
+            raise refuse("session-over", f"{self._worker} is in another lease session")
+        if not (is_tenant(ask.tenant) and is_job(ask.job)):
+            raise refuse("invalid-argument", "no tenant or no job can have this name", found=f"{ask.tenant}/{ask.job}")
+        if ask.driver:
+            driver = self._drivers.get(ask.driver)
+            if driver is None:
+                raise refuse("not-kept", f"{self._worker} no longer has the driver {ask.driver}", job=ask.job)
+            return await driver.read_log(ask)
+        nothing = refuse("not-kept", f"{self._worker} keeps nothing of this job", job=ask.job)
+        for driver in self._drivers.values():  # the leader does not know the driver any more: ask each
+            try:
+                return await driver.read_log(ask)
+            except Refused as refused:
+                nothing = refused
+        raise nothing

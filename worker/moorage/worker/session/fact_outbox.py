@@ -1,0 +1,194 @@
+"""Send reports (facts) to the ledger in numbered frames: one in flight, repeated under the same number (H18).
+
+No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from moorage.schemas.frames import Fact, FactFrame
+from moorage.worker.session.lease_session import NEVER_S
+
+#: limits of one frame. Most facts have some 70 bytes, but a detail may have 800, so bytes are limited too, far below
+#: the server's 1 MiB. A larger frame would never arrive, and would be sent again for ever
+FACTS_PER_FRAME_MAX: Final = 4096
+FACTS_BYTES_MAX: Final = 512 * 1024
+#: bytes of a fact without its names and detail, and of a character that is not ASCII
+FACT_BYTES: Final = 48
+CHAR_BYTES_MAX: Final = 4
+#: length of details in a join whose facts do not fit; the scheduler decides by the words at their beginning
+JOIN_DETAIL_CHARS_MAX: Final = 32
+#: if more facts than this wait, new placements are ignored; the leader sends them again
+FACTS_WAITING_MAX: Final = 8192
+RESEND_S_FIRST: Final = 1.0
+RESEND_S_MAX: Final = 4.0
+#: how long the facts that members are claimed wait for those that they have started, and these for those that they have
+#: ended, in case that happens so soon: then one frame and record replaces two or three
+START_WAIT_S: Final = 0.005
+END_WAIT_S: Final = 0.002
+
+
+class FactOutbox:
+    """Collects facts while a frame is in flight, so that frames grow under load.
+
+    When idle, facts leave at once, with two exceptions. Claims wait for a moment, because the process starts very soon
+    after, and an extra append would delay that start. Starts wait for a moment, because a member that ends within
+    END_WAIT_S would otherwise need a second frame.
+    """
+
+    __slots__ = (
+        "_joining",
+        "_patient",
+        "_patient_until_s",
+        "answered_no",
+        "gathered",
+        "in_flight",
+        "last_no",
+        "resend_at_s",
+        "resend_s",
+    )
+
+    def __init__(self) -> None:
+        self.gathered: list[Fact] = []
+        self.in_flight: FactFrame | None = None
+        self.last_no = 0
+        self.answered_no = 0
+        self.resend_s = RESEND_S_FIRST
+        self.resend_at_s = 0.0
+        self._joining: list[Fact] = []
+        self._patient = 0  # how many of the collected facts may wait for the next facts of their members
+        self._patient_until_s = 0.0
+
+    def claimed(self, fact: Fact, now: float) -> None:
+        """Add the claim of a member that is started in the same turn."""
+        self._add_patient(fact, now + START_WAIT_S)
+
+    def started(self, fact: Fact, now: float) -> None:
+        """Add the start of a member."""
+        self._add_patient(fact, now + END_WAIT_S)
+
+    def _add_patient(self, fact: Fact, until_s: float) -> None:
+        self._patient_until_s = min(self._patient_until_s, until_s) if self.gathered else until_s
+        self._patient += 1
+        self.gathered.append(fact)
+
+    @property
+    def due_s(self) -> float:
+        """When the facts that wait for a moment must leave.
+
+        Infinity if there are none, if a fact leaves at once, or if a frame is in flight.
+        """
+        return self._patient_until_s if self._waits else NEVER_S
+
+    @property
+    def _waits(self) -> bool:
+        return self.in_flight is None and 0 < self._patient == len(self.gathered)
+
+    @property
+    def next_no(self) -> int:
+        """The number of the next frame. A fact added now is in it if the waiting facts fit into one frame."""
+        return self.last_no + 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.gathered) >= FACTS_WAITING_MAX
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.gathered and self.in_flight is None and not self._joining
+
+    def cut(self, session: str, now: float) -> FactFrame | None:
+        """Put facts into the next frame and return it: it is in flight from now on.
+
+        None if a frame is in flight, if there are no facts, or if all of them still wait for a moment.
+        """
+        if self.in_flight is not None or not self.gathered:
+            return None
+        if self._waits and now < self._patient_until_s:
+            return None
+        self._patient = 0
+        self.last_no += 1
+        count = _fitting(self.gathered)
+        facts = self.gathered[:count]
+        self.gathered = self.gathered[count:]
+        self.in_flight = FactFrame(session, self.last_no, facts)
+        self.resend_s = RESEND_S_FIRST
+        self.resend_at_s = now + RESEND_S_FIRST
+        return self.in_flight
+
+    def hurry(self, now: float) -> None:
+        """Make the unanswered frame due again now, and shorten the next waits, because there is a new leader."""
+        if self.in_flight is not None:
+            self.resend_s = RESEND_S_FIRST / 2
+            self.resend_at_s = now
+
+    def resend(self, now: float) -> FactFrame | None:
+        """Return the frame in flight if its answer is overdue, else None; the wait doubles up to RESEND_S_MAX."""
+        if self.in_flight is None or now < self.resend_at_s:
+            return None
+        self.resend_s = min(self.resend_s * 2, RESEND_S_MAX)
+        self.resend_at_s = now + self.resend_s
+        return self.in_flight
+
+    def awaits(self, no: int) -> bool:
+        """Return whether an answer `no` answers the frame in flight; False for a duplicate."""
+        return self.in_flight is not None and no >= self.in_flight.no
+
+    def answered(self) -> None:
+        """Record that the frame in flight is in the ledger."""
+        assert self.in_flight is not None
+        self.answered_no = self.in_flight.no
+        self.in_flight = None
+
+    def start_join(self) -> list[Fact]:
+        """Return all facts that were not acknowledged, in order, for the join; they are kept until `joined`.
+
+        If they do not fit into one frame, they are shortened. Frame numbers start again: facts that are added from now
+        on belong to the new session, after the join.
+        """
+        if self.in_flight is not None:
+            self._joining += self.in_flight.facts
+            self.in_flight = None
+        self._joining += self.gathered
+        self.gathered = []
+        self._patient = 0
+        self.last_no = self.answered_no = 0
+        if _fitting(self._joining, len(self._joining)) < len(self._joining):
+            self._joining = _shortened(self._joining)
+        return list(self._joining)
+
+    def joined(self) -> None:
+        """Record that the join is in the ledger with its facts."""
+        self._joining = []
+
+    def unanswered(self) -> list[Fact]:
+        flying = self.in_flight.facts if self.in_flight is not None else []
+        return [*self._joining, *flying, *self.gathered]
+
+
+def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int:
+    """Return how many of these facts, from the first on, fit into one frame; at least one."""
+    size_bytes = 0
+    for count, fact in enumerate(facts[:count_max]):
+        detail_bytes = len(fact.detail) * (1 if fact.detail.isascii() else CHAR_BYTES_MAX)
+        size_bytes += FACT_BYTES + len(fact.tenant) + len(fact.job) + detail_bytes
+        if size_bytes > FACTS_BYTES_MAX and count:
+            return count
+    return min(len(facts), count_max)
+
+
+def _shortened(facts: Sequence[Fact]) -> list[Fact]:
+    """Return the facts in fewer bytes, for a join, which cannot be split into several frames.
+
+    A claim and a start are left out if there is the end that implies them. Details are cut.
+    """
+    ended = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind == "exited"}
+    return [
+        fact if len(fact.detail) <= JOIN_DETAIL_CHARS_MAX else replace(fact, detail=fact.detail[:JOIN_DETAIL_CHARS_MAX])
+        for fact in facts
+        if fact.kind not in ("claimed", "started") or (fact.tenant, fact.job, fact.replica, fact.fence) not in ended
+    ]

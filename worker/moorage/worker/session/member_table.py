@@ -1,0 +1,607 @@
+"""Keep the members of one worker (attempts of replicas): their phases, their ends, and their facts (reports).
+
+Without I/O. `members.Members` decides when placements may be accepted and when all members must end. The facts of each
+member form exactly one of these chains: refused | claimed withdrawn | claimed refused (this host could not start it) |
+claimed started exited [quarantined] freed. A member may be frozen and resumed between started and exited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.errors import ENDED_AS_ASKED, Refused
+from moorage.schemas.frames import (
+    SUSPECT_S,
+    UNKNOWN_MS,
+    End,
+    Fact,
+    FactKind,
+    Freeze,
+    Held,
+    Place,
+    Resized,
+    Start,
+    sum_known,
+    used_detail,
+)
+from moorage.schemas.request_cache import RequestCache
+from moorage.worker.devices.readers.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
+from moorage.worker.job.environment import start_failed
+from moorage.worker.session import guests
+from moorage.worker.session.fact_outbox import FactOutbox
+from moorage.worker.session.lease_session import NEVER_S
+from moorage.worker.session.member_messages import (
+    HELD_PHASE,
+    PHASES,
+    RESTORED_AS,
+    Claims,
+    Command,
+    Ended,
+    EndMember,
+    Forget,
+    FreezeAnswered,
+    FreezeMember,
+    IdleSeen,
+    Log,
+    Member,
+    MemberName,
+    MemberPhase,
+    Metered,
+    NotFree,
+    NotStarted,
+    OverGrant,
+    ProbeFree,
+    Quarantine,
+    Release,
+    ResizeMembers,
+    Restored,
+    SaidWell,
+    SeenFree,
+    Started,
+    StartFailed,
+    StartMembers,
+    Stuck,
+    TryClaim,
+)
+from moorage.worker.session.tombstones import TOMBSTONES_MAX, Tombstones
+
+#: most members at once; further placements are refused
+MEMBERS_MAX: Final = 16_384
+#: bound of the list of held members in a renewal or join: one frame also has room for the facts of a join
+HELD_BYTES_MAX: Final = 300 * 1024
+#: size of a member in that list, without its names
+HELD_BYTES: Final = 28
+DETAIL_CHARS_MAX: Final = 200
+#: longest grace (SIGTERM to SIGKILL) of a member that uses more memory than its share: the other sharers need it
+OVER_GRANT_GRACE_S: Final = 0.5
+#: prefix of the reason of such an end
+OVER_GRANT: Final = "over-memory: "
+#: prefix of the reason for a member whose devices showed no use for too long
+IDLE: Final = "idle: "
+#: the reason for a member that cannot go on because of this host: it is tried again, as after a lost worker
+LOST: Final = "lost"
+#: most replicas that are suspected of having killed a supervisor; further ones are not suspected
+SUSPECTS_MAX: Final = 4_096
+#: minus SIGKILL: the exit code of a member whose end was not observed
+CODE_LOST: Final = -9
+#: the exit code of a command that turned out to be none that this host can start
+CODE_CANNOT_START: Final = 126
+_read_request: Final = RequestCache().read
+
+
+class Defect(AssertionError):
+    """The state violates an invariant, or a member was to take an illegal step to another phase."""
+
+
+class MemberTable:
+    """The held members, and tombstones of members that have ended. It adds what the worker has to do to `commands`.
+
+    `on_member_over` is called whenever a member has exited, is stuck or is removed: after the end of a lease session
+    the worker joins the next one only when its members are over.
+    """
+
+    def __init__(
+        self,
+        drivers: Mapping[str, Capabilities],
+        on_member_over: Callable[[], None],
+        *,
+        free_wait_s: float = FREE_WAIT_S,
+        tombstones_max: int = TOMBSTONES_MAX,
+    ) -> None:
+        self.drivers = drivers
+        self.outbox = FactOutbox()
+        self.tombstones = Tombstones(self.outbox, tombstones_max)
+        self.held: dict[MemberName, Member] = {}
+        self.dropped: Counter[str] = Counter()
+        self.commands: list[Command] = []
+        self._on_member_over = on_member_over
+        self._free_wait_s = free_wait_s
+        self._now = 0.0
+        self._freeing: dict[MemberName, Member] = {}
+        #: replicas (tenant, job, replica) that may have killed a supervisor, and when their last attempt started
+        self._suspects: dict[tuple[str, str, int], float] = {}
+        self._with_supervisor: set[MemberName] = set()  # members that ran when their supervisor died
+        self._held_bytes = 0  # size of `held_list` in a frame
+        self._to_forget: deque[tuple[int, Member]] = deque()
+
+    def begin(self, now: float) -> list[Command]:
+        """Begin to handle an event at `now` (CLOCK_BOOTTIME seconds). Return the list that its commands go to."""
+        self._now = now
+        self.commands = []
+        return self.commands
+
+    def held_list(self) -> list[Held]:
+        return [
+            Held(*member.name, "frozen" if member.frozen and member.phase == "running" else HELD_PHASE[member.phase])
+            for member in self.held.values()
+        ]
+
+    # ----------------------------------------------------------------------------------------- the leader's orders
+
+    def place(self, places: Sequence[Place]) -> None:
+        """Claim devices for new members, or refuse them; report ends again. Drop all while too many facts wait."""
+        if self.outbox.is_full:
+            self.dropped["facts-full"] += len(places)
+            return
+        held, tombstones = self.held, self.tombstones
+        wanted: list[Member] = []
+        room = MEMBERS_MAX - len(held)
+        for place in places:
+            name = (place.tenant, place.job, place.replica, place.attempt, place.fence)
+            if name in held:
+                continue
+            if (tombstone := tombstones.of(name)) is not None:
+                tombstones.report_again(name, tombstone)
+                continue
+            if tombstones.is_forgotten(name):
+                tombstones.report(name, "withdrawn", 0, "forgotten")
+                continue
+            try:
+                request = _read_request(place.body)[1].request
+            except Refused as refused:
+                self._refuse(name, refused.problem.message)
+                continue
+            member = Member(name, place, request, self._now)
+            if member.driver not in self.drivers:
+                self._refuse(name, f"no driver {member.driver}")
+            elif (other := self._suspect_beside(member)) is not None:
+                self._refuse(name, f"job {other.job} runs alone first: the supervisor died while both ran")
+            elif place.guest and (why := guests.why_no_guest(held.values(), place)):
+                self._refuse(name, why)
+            elif len(wanted) >= room or self._held_bytes > HELD_BYTES_MAX:
+                self._refuse(name, f"this worker has {len(held)} attempts, as many as a frame can list")
+            else:
+                self._hold(member)
+                wanted.append(member)
+        if wanted:
+            self.commands.append(TryClaim(wanted))
+
+    def on_claims(self, claims: Claims) -> None:
+        to_start: dict[str, list[Member]] = {}
+        facts = self.outbox.gathered
+        for member, address in claims.granted:
+            fact = Fact("claimed", *member.name, 0, address)
+            if not member.place.hold:
+                self.outbox.claimed(fact, self._now)
+                member.phase = "starting"
+                to_start.setdefault(member.driver, []).append(member)
+            else:
+                facts.append(fact)
+        for member, why in claims.refused:
+            self._unhold(member)
+            self._refuse(member.name, why)
+        for member, why in claims.lacking:
+            self._unhold(member)
+            self.tombstones.report(member.name, "refused", CODE_CANNOT_START, why[:DETAIL_CHARS_MAX])
+        for driver, members in to_start.items():
+            self.commands.append(StartMembers(driver, members))
+
+    def resize(self, places: Sequence[Place]) -> None:
+        """Give held members a new part of their shared devices, unless it is old or the member is just starting.
+
+        The leader repeats its orders.
+        """
+        resized = []
+        for place in places:
+            member = self.held.get((place.tenant, place.job, place.replica, place.attempt, place.fence))
+            if (
+                member is None
+                or member.phase not in ("claimed", "running", "ending")
+                or place.resized <= member.place.resized
+            ):
+                continue
+            try:
+                member.request = _read_request(place.body)[1].request
+            except Refused:  # a request of a newer release
+                self.dropped["resize-unreadable"] += 1
+                continue
+            member.place = replace(member.place, body=place.body, resized=place.resized)
+            resized.append(member)
+        if resized:
+            self.commands.append(ResizeMembers(resized))
+
+    def resized_list(self) -> list[Resized]:
+        return [Resized(*member.name, member.place.resized) for member in self.held.values() if member.place.resized]
+
+    def _suspect_beside(self, member: Member) -> Member | None:
+        """Return a held suspect outside this suspect's gang, as suspects run one by one; None to start it now."""
+        suspects = self._suspects
+        if member.name[:3] not in suspects:
+            return None
+        for other in self.held.values():
+            since_s = suspects.get(other.name[:3])
+            is_gang = other.place.hold and other.name[:2] == member.name[:2]
+            if since_s is not None and self._now < since_s + SUSPECT_S and not is_gang:
+                return other
+        return None
+
+    def supervisor_died(self, driver: str) -> None:
+        """Note the driver's running members. They become suspects once they are reported as lost with it."""
+        self._with_supervisor |= {
+            name
+            for name, member in self.held.items()
+            if member.driver == driver and member.phase not in ("claimed", "exited")
+        }
+
+    def _judge(self, name: MemberName, reason: str) -> None:
+        """Make a member a suspect if it was lost with its supervisor, and clear it if it ended in another way."""
+        if name not in self._with_supervisor or reason != "lost":
+            self._suspects.pop(name[:3], None)
+        elif len(self._suspects) < SUSPECTS_MAX:
+            self._suspects[name[:3]] = NEVER_S  # its next attempt has not begun
+        self._with_supervisor.discard(name)
+
+    def _hold(self, member: Member) -> None:
+        self.held[member.name] = member
+        self._held_bytes += HELD_BYTES + len(member.tenant) + len(member.job)
+
+    def _unhold(self, member: Member) -> None:
+        del self.held[member.name]
+        self._held_bytes -= HELD_BYTES + len(member.tenant) + len(member.job)
+
+    def _refuse(self, name: MemberName, why: str) -> None:
+        self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
+
+    def start(self, start: Start) -> None:
+        """Start a gang's member that has claimed its devices. If it is not held, report that, or how it ended."""
+        name = (start.tenant, start.job, start.replica, start.attempt, start.fence)
+        member = self.held.get(name)
+        if member is None:
+            tombstones = self.tombstones
+            if (tombstone := tombstones.of(name)) is not None:
+                tombstones.report_again(name, tombstone)
+            elif tombstones.is_forgotten(name):
+                tombstones.report(name, "withdrawn", 0, "forgotten")
+            else:
+                tombstones.report(name, "not-held", 0, "")
+        elif member.phase == "claimed":
+            member.start = start
+            member.phase = "starting"
+            self.commands.append(StartMembers(member.driver, [member]))
+
+    def end(self, end: End) -> None:
+        """End a member, or withdraw it before its start. If it is not held, report its end (withdrawn if unknown)."""
+        name = (end.tenant, end.job, end.replica, end.attempt, end.fence)
+        member = self.held.get(name)
+        if member is not None:
+            grace_s = member.grace_s if end.grace_s is None else end.grace_s
+            self._end_member(member, grace_s, end.why or "end", end.notice_s)
+        elif (tombstone := self.tombstones.of(name)) is not None:
+            self.tombstones.report_again(name, tombstone)
+        else:
+            self.tombstones.report(name, "withdrawn", 0, end.why[:DETAIL_CHARS_MAX])
+
+    def end_all(self, grace_s_max: float, why: str, *, keep: bool) -> None:
+        """End all members; with `keep`, except those that run and may outlive a partition."""
+        for member in list(self.held.values()):
+            if member.phase == "claimed" or not (keep and member.keep):
+                self._end_member(member, min(member.grace_s, grace_s_max), why)
+
+    def end_claimed(self, driver: str, why: str) -> None:
+        """End the driver's members that have claimed devices and were not started yet."""
+        for member in list(self.held.values()):
+            if member.driver == driver and member.phase == "claimed":
+                self._end_member(member, 0.0, why)
+
+    def end_over_grant(self, event: OverGrant) -> None:
+        """End members that use more memory of a shared device than their share, or whose MPS daemon failed."""
+        for name, why in event.items:
+            member = self.held.get(name)
+            if member is not None and member.phase in ("starting", "running", "ending"):
+                self._end_member(member, min(member.grace_s, OVER_GRANT_GRACE_S), why)
+
+    def on_idle(self, event: IdleSeen, *, reports: bool) -> None:
+        """Report members that do not use their devices, if the feature level allows it. End those past their limit."""
+        for name, seconds, ends_s, ends in event.items:
+            member = self.held.get(name)
+            if member is None or member.phase != "running":
+                continue
+            if ends:
+                self._end_member(
+                    member, member.grace_s, f"{IDLE}no use of its GPUs for {seconds} s, {ends_s} are allowed"
+                )
+            elif reports:
+                self.outbox.gathered.append(Fact("idle", *name, seconds, str(ends_s) if ends_s else ""))
+
+    def freeze(self, freeze: Freeze) -> None:
+        """Freeze or resume a running member, or report that it is in that state, or cannot be frozen.
+
+        Nothing happens while an earlier order is unanswered, and if a member with guests is to be resumed.
+        """
+        member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
+        if member is None or member.phase != "running" or member.freezing:
+            return
+        if not freeze.on and guests.guests_of(self.held.values(), member):
+            return  # the leader asks again once its guests have ended
+        if member.frozen == freeze.on:
+            self.outbox.gathered.append(Fact("frozen" if freeze.on else "resumed", *member.name))
+        elif not self.drivers[member.driver].freezes or member.place.mode == "mps":
+            self.outbox.gathered.append(Fact("not-frozen", *member.name, 0, "this worker cannot freeze it"))
+        else:
+            self._freeze(member, freeze.on)
+
+    def _freeze(self, member: Member, on: bool) -> None:
+        if not member.freezing:
+            member.freezing = True
+            self.commands.append(FreezeMember(member, on))
+
+    def on_freeze_answered(self, event: FreezeAnswered) -> None:
+        """Report whether members were frozen or resumed. A member that is broken is lost, and is ended."""
+        for name, now, why in event.items:
+            member = self.held.get(name)
+            if member is None or member.phase not in ("running", "ending"):
+                continue
+            was, member.frozen, member.freezing = member.frozen, now == "frozen", False
+            if now == "broken":
+                self.commands.append(Log("error", "not-resumed", f"{member.name} is lost while it is frozen: {why}"))
+                self._end_member(member, 0.0, LOST)
+            elif member.phase == "ending":
+                self._resume_to_end(member)
+            elif member.frozen:
+                self.outbox.gathered.append(Fact("frozen", *name))
+            elif was:
+                self.outbox.gathered.append(Fact("resumed", *name))
+            else:
+                self.outbox.gathered.append(Fact("not-frozen", *name, 0, why[:DETAIL_CHARS_MAX]))
+
+    def _resume_to_end(self, member: Member) -> None:
+        if guests.resumes_to_end(self.held.values(), member):
+            self._freeze(member, False)
+
+    def on_metered(self, event: Metered) -> None:
+        """Add to the members' use of their devices."""
+        for name, gpu_ms, mib_ms in event.items:
+            member = self.held.get(name)
+            if member is not None:
+                before = member.used or (UNKNOWN_MS, 0)
+                member.used = sum_known(before[0], gpu_ms), before[1] + mib_ms
+
+    def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+        if member.phase == "claimed":
+            self.commands.append(Release([member]))
+            self._remove(member, "withdrawn", 0, why)
+        elif member.phase in ("starting", "running"):
+            self._enter(member, "ending")
+            member.grace_s = grace_s
+            member.notice_s = notice_s
+            member.why = why
+            self.commands.append(EndMember(member, grace_s, why, notice_s))
+            self._resume_to_end(member)
+        elif member.phase == "ending" and (grace_s < member.grace_s or notice_s < member.notice_s):
+            # a second END may shorten the wait, but never lengthen it
+            member.grace_s = min(grace_s, member.grace_s)
+            member.notice_s = min(notice_s, member.notice_s)
+            self.commands.append(EndMember(member, member.grace_s, why, member.notice_s))
+
+    # -------------------------------------------------------------------------------------- reports of the drivers
+
+    def on_started(self, event: Started) -> None:
+        held, outbox = self.held, self.outbox
+        for name in event.names:
+            member = held.get(name)
+            if member is None or member.phase not in ("starting", "ending"):
+                continue
+            if member.phase == "starting":  # otherwise it was asked to end before its start was reported
+                member.phase = "running"
+            if name[:3] in self._suspects:
+                self._suspects[name[:3]] = self._now
+            outbox.started(Fact("started", *name), self._now)
+
+    def on_ended(self, event: Ended) -> None:
+        for name, code, reason in event.items:
+            self._exited(name, code, reason)
+
+    def on_start_failed(self, event: StartFailed) -> None:
+        for name, code, why in event.items:
+            self._exited(name, code, start_failed(why))
+
+    def on_not_started(self, event: NotStarted) -> None:
+        """Report these members as refused: the leader places them again, and this costs no retry."""
+        for name, why in event.items:
+            member = self.held.get(name)
+            if member is not None and member.phase == "running":  # its start was reported before it failed after all
+                self._exited(name, event.code or CODE_CANNOT_START, why)
+                continue
+            if member is None or member.phase not in ("starting", "ending"):
+                self.dropped["end-of-nothing"] += 1
+                continue
+            self.commands.append(Release([member]))
+            self._remove(member, "refused", event.code, start_failed(why)[:DETAIL_CHARS_MAX])
+
+    def _exited(self, name: MemberName, code: int, reason: str) -> None:
+        member = self.held.get(name)
+        if member is None or member.phase in ("claimed", "exited"):
+            self.dropped["end-of-nothing"] += 1
+            return
+        member.phase = "exited"
+        if reason == ENDED_AS_ASKED and (member.why.startswith((OVER_GRANT, IDLE)) or member.why == LOST):
+            reason = member.why
+        member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
+        self._judge(name, reason)
+        self.outbox.gathered.append(Fact("exited", *name, code, member.why))
+        self._await_free(member)
+        self._on_member_over()
+
+    def on_stuck(self, event: Stuck) -> None:
+        for name in event.names:
+            member = self.held.get(name)
+            if member is None or member.stuck or member.phase not in ("starting", "running", "ending"):
+                continue
+            member.stuck = True
+            self._enter(member, "ending")
+            self._quarantine(member, tuple(member.slots))
+        self._on_member_over()
+
+    def restore(self, event: Restored) -> None:
+        """Take over the members of an earlier agent.
+
+        Facts that the earlier agent had not journalled are lost. So report all facts that the ledger may lack; the
+        leader drops those that it has.
+        """
+        facts = self.outbox.gathered
+        facts += event.facts
+        known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
+        for member, phase, _, detail in event.held:
+            self._hold(member)
+            member.phase = RESTORED_AS[phase]
+            base = (member.tenant, member.job, member.replica, member.fence)
+            if phase not in ("exited", "refused") and ("claimed", *base) not in known:
+                facts.append(Fact("claimed", *member.name, 0, detail))
+            if phase == "running" and ("started", *base) not in known:
+                facts.append(Fact("started", *member.name))
+        for member, phase, code, detail in event.held:
+            if phase == "exited":
+                self._exited(member.name, code, detail)
+            elif phase == "refused":
+                self.on_not_started(NotStarted([(member.name, detail)], code))
+        for name in event.withdrawn:
+            self.tombstones.report(name, "withdrawn", 0, "never started")
+        for guest in guests.unfounded(list(self.held.values())):
+            self._end_member(guest, 0.0, LOST)
+
+    # ----------------------------------------------------------------------------------- the devices after the end
+
+    def _await_free(self, member: Member) -> None:
+        member.left = guests.slots_of_guests(self.held.values(), member) if member.slots else frozenset()
+        if member.left.issuperset(member.slots) or not self.drivers[member.driver].uses_devices:
+            self._freed(member)
+            return
+        member.probe_at_s = NEVER_S  # until this probe is answered
+        member.free_by_s = self._now + self._free_wait_s
+        self._freeing[member.name] = member
+        self.commands.append(ProbeFree([member]))
+
+    def next_probe_s(self) -> float:
+        """Return when `probe` is due: CLOCK_BOOTTIME seconds, infinity for never."""
+        return min((member.probe_at_s for member in self._freeing.values()), default=NEVER_S)
+
+    def probe(self) -> None:
+        """Check the devices again whose next check is due."""
+        due = [member for member in self._freeing.values() if self._now >= member.probe_at_s]
+        if due:
+            for member in due:
+                member.probe_at_s = NEVER_S
+            self.commands.append(ProbeFree(due))
+
+    def on_seen_free(self, event: SeenFree) -> None:
+        for name in event.names:
+            member = self._freeing.get(name)
+            if member is not None:
+                self._freed(member)
+
+    def on_not_free(self, event: NotFree) -> None:
+        for name, slots in event.items:
+            member = self._freeing.get(name)
+            if member is None:
+                continue
+            if self._now >= member.free_by_s and not member.quarantined:
+                self._quarantine(member, slots)
+            member.probe_at_s = self._now + (PROBE_QUARANTINED_S if member.quarantined else PROBE_S)
+
+    def on_said_well(self, event: SaidWell) -> None:
+        """Treat members as ended if all of their quarantined slots are among these: an operator released them."""
+        slots = set(event.slots)
+        for member in [member for member in self.held.values() if member.quarantined]:
+            if not set(member.quarantined) <= slots:
+                continue
+            if member.phase != "exited":
+                over = f"{member.name} cannot be ended; it counts as ended, because an operator released its GPUs"
+                self.commands.append(Log("warning", "said-over", over))
+                member.phase = "exited"
+                member.code, member.why = CODE_LOST, "lost"
+                self.outbox.gathered.append(Fact("exited", *member.name, CODE_LOST, "lost"))
+            self._freed(member)
+
+    def _quarantine(self, member: Member, slots: tuple[int, ...]) -> None:
+        member.quarantined = slots
+        self.outbox.gathered.append(Fact("quarantined", *member.name, 0, ",".join(map(str, slots))))
+        self.commands.append(Quarantine(member, slots))
+
+    def _freed(self, member: Member) -> None:
+        self._freeing.pop(member.name, None)
+        used = "" if member.used is None else used_detail(member.used[0], member.used[1] // 1000)
+        self.outbox.gathered.append(Fact("freed", *member.name, 0, used))
+        self.commands.append(Release([member]))
+        self._remove(member, "exited", member.code, member.why)
+
+    # ----------------------------------------------------------------------------------- members that have ended
+
+    def _remove(self, member: Member, kind: FactKind, code: int, detail: str) -> None:
+        """Remove a member that has ended from the table, and keep a tombstone of it."""
+        self._unhold(member)
+        self._enter(member, "over")
+        for owner in guests.beside(self.held.values(), member) if member.place.guest else ():
+            self._resume_to_end(owner)
+        if kind == "exited":
+            self.tombstones.remember(member.name, kind, code, detail)
+        else:
+            self.tombstones.report(member.name, kind, code, detail)
+        if kind != "withdrawn" and self.drivers[member.driver].outlives_agent:
+            self._to_forget.append((self.outbox.next_no, member))
+        self._on_member_over()
+
+    def forget_through(self, no: int) -> None:
+        """Have drivers forget the members whose ends are in the ledger: up to frame `no`, or in the join for 0."""
+        forget: list[Member] = []
+        while self._to_forget and self._to_forget[0][0] <= no:
+            forget.append(self._to_forget.popleft()[1])
+        if forget:
+            self.commands.append(Forget(forget))
+
+    def start_join(self) -> tuple[list[Fact], list[Held]]:
+        """Return the content of a join: all unacknowledged facts, and the held members.
+
+        The tombstones are cleared, because the join reports all ends so far.
+        """
+        facts = self.outbox.start_join()
+        self.tombstones.clear()
+        self._to_forget = deque((0, member) for _, member in self._to_forget)
+        return facts, self.held_list()
+
+    @staticmethod
+    def _enter(member: Member, phase: MemberPhase) -> None:
+        if phase not in PHASES[member.phase]:
+            raise Defect(f"{member.name}: no step from {member.phase} to {phase}")
+        member.phase = phase
+
+    def validate(self) -> None:
+        """Raise `Defect` if the table violates an invariant."""
+        for name, member in self.held.items():
+            if name != member.name or member.phase == "over":
+                raise Defect(f"{name} is held as {member.name} in phase {member.phase}")
+            if self.tombstones.holds(name):
+                raise Defect(f"{name} is held and over")
+            if name in self._freeing and member.phase != "exited":
+                raise Defect(f"{name} waits for its memory in phase {member.phase}")
+        if fault := guests.slots_fault(self.held.values()):
+            raise Defect(fault)
+        if self._held_bytes != sum(HELD_BYTES + len(name[0]) + len(name[1]) for name in self.held):
+            raise Defect(f"{len(self.held)} members are held, counted as {self._held_bytes} bytes")
+        for name in self._freeing:
+            if name not in self.held:
+                raise Defect(f"{name} waits for its memory and is not held")

@@ -1,0 +1,91 @@
+"""Compare an earlier agent's journal with the members that the drivers still run, at a start. Without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Device, Fact, Place
+from moorage.worker.drivers.base import CODE_LOST, Driver, Living
+from moorage.worker.session.member_messages import Member, MemberName
+
+#: why members of the journal must end
+MOVED: Final = "its devices are not in their slots any more"
+UNREADABLE: Final = "this release cannot read its request, or lacks its driver"
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found: members that are taken over, and others that must end or were never started.
+
+    `held` are the members that are taken over, with phase, exit code and reason. `withdrawn` are in the journal, but
+    never started. `strays` run, but are not in the journal or must end. `must_end` says why, of those in the journal;
+    `left` are their slots, whose devices may still have their memory, and `facts` report their ends, for the join that
+    follows once they have ended.
+    """
+
+    held: list[tuple[Member, str, int, str]] = field(default_factory=list)
+    withdrawn: list[MemberName] = field(default_factory=list)
+    strays: dict[MemberName, tuple[Driver, Living]] = field(default_factory=dict)
+    must_end: dict[MemberName, str] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    facts: list[Fact] = field(default_factory=list)
+
+
+def device_names(devices: Sequence[Device]) -> list[str]:
+    """Return a name for each of this host's devices, in slot order."""
+    return [f"{device.vendor} {device.uuid or device.index}" for device in devices]
+
+
+def same_slots(before: Sequence[str], now: Sequence[str]) -> frozenset[int]:
+    """Return the slots that have the same device as before; all slots if the former devices are unknown."""
+    return frozenset(slot for slot, name in enumerate(now) if not before or before[slot : slot + 1] == [name])
+
+
+def match(
+    places: Mapping[MemberName, Place],
+    living: Mapping[MemberName, tuple[Driver, Living]],
+    drivers: Collection[str],
+    now: float,
+    same: Collection[int],
+) -> Found:
+    """Match the journal's placements with the drivers' members. `now` is CLOCK_BOOTTIME in seconds.
+
+    A member must end if this agent cannot read its request or lacks its driver; and if it has a slot that is not among
+    the `same`: its device is in another slot now, where another member could be placed.
+    """
+    found = Found(strays=dict(living))
+    for name, place in places.items():
+        member = _member_of(name, place, now, drivers)
+        ran = living.get(name)
+        alive = ran[1] if ran is not None else None
+        same_devices = set(place.slots) <= set(same)
+        if alive is not None and alive.phase != "refused" and (member is None or not same_devices):
+            found.must_end[name] = MOVED if member is not None else UNREADABLE
+            if place.mode == "exclusive":
+                found.left |= set(place.slots)
+            code, why = (alive.code, alive.reason) if alive.phase == "exited" else (CODE_LOST, "lost")
+            found.facts += [Fact("exited", *name, code, why), Fact("freed", *name)]
+        elif member is None:
+            found.withdrawn.append(name)
+        elif alive is not None:
+            del found.strays[name]
+            member.frozen = alive.frozen
+            found.held.append((member, alive.phase, alive.code, alive.reason))
+        elif place.hold and same_devices:
+            found.held.append((member, "claimed", 0, ""))  # held for a gang: START has not come, or comes again
+        else:
+            found.withdrawn.append(name)  # the driver never got it
+    return found
+
+
+def _member_of(name: MemberName, place: Place, now: float, drivers: Collection[str]) -> Member | None:
+    """Return the member of a placement; None if this agent cannot read its request or lacks its driver."""
+    try:
+        member = Member(name, place, decode_request(place.body), now)
+    except Refused:
+        return None
+    return member if member.driver in drivers else None

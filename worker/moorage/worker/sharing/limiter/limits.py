@@ -1,0 +1,394 @@
+"""Keep the limiter's segments of one driver's attempts: made before a start, changed with a share, removed after the
+end.
+
+They are in /dev/shm, because pages of a file on a disk would have to be written back, and launches would wait for that.
+The controller's process (control.py) finds them there, and writes tokens and heartbeats into them; only the first
+heartbeat comes from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import SHARERS_MAX, Share
+from moorage.schemas.job import Request
+from moorage.system.private_files import replace_private
+from moorage.worker.job.attempt_folders import let_pass, owner_ids
+from moorage.worker.job.environment import HostAtFault
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter.control import RATE
+from moorage.worker.sharing.limiter.segment import DEVICES_MAX, Part, Segment, SegmentError
+from moorage.worker.supervisor.output import member_digest
+
+#: where the build hook (worker/build_hook.py) puts the library, compiled from limiter.c
+LIBRARY: Final = Path(__file__).with_name("limiter.bin")  # no .so: Python would take it for a module
+#: paths in a container
+LIBRARY_AT: Final = "/run/moorage/limiter.so"
+SEGMENT_AT: Final = "/run/moorage/limiter"
+#: the variable that names the segment
+VARIABLE: Final = "MOORAGE_LIMITER"
+PRELOAD: Final = "LD_PRELOAD"
+MEMORY: Final = Path("/dev/shm")
+#: in the state folder: what the names of folder and segments in /dev/shm are made from, so that no other user can guess
+SECRET_NAME: Final = "limiter.secret"
+#: seconds between two checks of what launches have counted
+LOOK_S: Final = 1.0
+_MIB: Final = 1 << 20
+_PASSAGE: Final = 0o711
+
+log = logging.getLogger("moorage.worker")
+
+
+class LimiterUnavailable(HostAtFault):
+    """This host cannot limit an attempt."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"limiter: {why}")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What limits an attempt: its segment and the library, with the paths that its processes use."""
+
+    segment: str
+    library: str
+
+    def laid_over(self, environment: Mapping[str, str], of_image: str = "") -> dict[str, str]:
+        """Return the environment with this limit's `LD_PRELOAD` and `MOORAGE_LIMITER`.
+
+        The library comes after those that `LD_PRELOAD` names in `environment` or, if it is not set there, `of_image`.
+        """
+        own = [part for part in environment.get(PRELOAD, of_image).replace(" ", ":").split(":") if part]
+        own = [part for part in own if part != self.library]
+        return {**environment, PRELOAD: ":".join([*own, self.library]), VARIABLE: self.segment}
+
+
+@dataclass(frozen=True)
+class ContainerLimit(Limit):
+    """The limit of a container, with the paths on this host as well."""
+
+    segment_here: Path
+    library_here: Path
+
+    @property
+    def mounts(self) -> list[dict[str, Any]]:
+        """Return the mounts of the library (read-only) and the segment (writable), in the form of an engine's API."""
+        return [
+            {"Type": "bind", "Source": str(self.library_here), "Target": self.library, "ReadOnly": True},
+            {"Type": "bind", "Source": str(self.segment_here), "Target": self.segment},
+        ]
+
+
+class Limits:
+    """The limits of the attempts of one driver of a worker.
+
+    `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living members, then `run`.
+    """
+
+    def __init__(self, settings: WorkerSettings, owner: str, *, can_freeze: bool = False) -> None:
+        """Find the library. `can_freeze`: the worker can freeze attempts. Raises Refused if this host cannot limit."""
+        if platform.libc_ver()[0] != "glibc":
+            raise _cannot("this host's C library is not glibc (musl?)", "remove limiter from the settings")
+        if not LIBRARY.is_file():
+            raise _cannot(f"there is no {LIBRARY}", "install a C compiler, and moorage again")
+        if not MEMORY.is_dir():
+            raise _cannot(f"there is no {MEMORY}", "mount a tmpfs there")
+        self._context = settings.limiter_context
+        self._own = (settings.folder_dir or settings.state_dir) / "limiter"
+        self._library = LIBRARY
+        self._folder = folder_of(settings.state_dir)
+        self._secret = _secret_of(settings.state_dir)
+        self._mark = f"{member_digest(owner)[:16]}."
+        self._segments: dict[MemberName, Segment] = {}
+        self._opened: dict[MemberName, int] = {}
+        self._stopped: set[MemberName] = set()
+        self._freezes_after_s = settings.freezes_after_s if can_freeze else None
+
+    # -- an attempt
+
+    def _make(
+        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, *, waits: bool = False
+    ) -> Path | None:
+        """Make the segment of an attempt that has a part of a device, or with `waits` of one that may be frozen.
+
+        Return the segment's path; None, without a segment, for other attempts, and if a device is not NVIDIA's. Raises
+        HostAtFault.
+        """
+        gpu = request.effective_gpu
+        if gpu is None or any(one.vendor != "nvidia" for one in devices):
+            return None
+        if gpu.share is not None and mode in SHARERS_MAX:
+            share = gpu.share
+            parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate_of(share)) for one in devices]
+        elif waits and self._may_be_frozen(request, devices, mode):
+            parts = [Part(one.uuid) for one in devices]
+        else:
+            return None
+        path = self._path(name)
+        try:
+            self._check_folder()
+            path.unlink(missing_ok=True)  # left by an agent that died before the start
+            made = Segment.create(path, parts)
+            self._segments[name] = made
+            made.beat()  # the first; launches wait for the controller to see the segment
+        except (OSError, ValueError) as error:
+            self.over(name)
+            raise LimiterUnavailable(f"its segment {path}: {error}") from None
+        return path
+
+    def _may_be_frozen(self, request: Request, devices: Sequence[Device], mode: str) -> bool:
+        """Return whether an attempt may be frozen while its devices are unused: the library then has it resumed."""
+        if self._freezes_after_s is None or mode != "exclusive" or not 0 < len(devices) <= DEVICES_MAX:
+            return False
+        gpu = request.effective_gpu
+        is_gang = gpu is not None and gpu.effective_scheduling == "gang"
+        return not is_gang and self._freezes_after_s(request.qos) > 0
+
+    def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
+        """Let the user that runs the attempt, `ids` (uid, gid), write its segment. Raises HostAtFault.
+
+        If the agent is root and has `ids`, the file becomes that user's. Otherwise `all_users` lets every user write;
+        without it nothing changes.
+        """
+        try:
+            if ids is not None and os.geteuid() == 0:
+                self._segments[name].give(*ids)
+            elif all_users:
+                self._segments[name].let_all_write()
+        except OSError as error:
+            raise LimiterUnavailable(f"its segment: {error.strerror or error}") from None
+
+    def of_process(
+        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, user: str | None
+    ) -> Limit | None:
+        """Make what limits an attempt of plain processes, and give it to the user; return it. Raises HostAtFault.
+
+        Return None for an attempt that shares no device and is never frozen, and if a device is not NVIDIA's.
+        """
+        path = self._make(name, request, devices, mode, waits=True)
+        if path is None:
+            return None
+        ids = owner_ids(user)
+        self.give(name, ids)
+        return Limit(str(path), str(self._library_for(ids is not None)))
+
+    def of_container(
+        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str
+    ) -> ContainerLimit | None:
+        """Make what limits an attempt in a container; return it. Raises HostAtFault.
+
+        Return None for an attempt that shares no device, and if a device is not NVIDIA's. Call `give` once the
+        container's user is known: until then only the agent's user can write the segment.
+        """
+        path = self._make(name, request, devices, mode)
+        return None if path is None else ContainerLimit(SEGMENT_AT, LIBRARY_AT, path, self._library)
+
+    def _library_for(self, another_user: bool) -> Path:
+        """Return a path of the library that the attempt's user can reach.
+
+        It is the installed file, or, if another user than the agent's cannot reach that, a copy next to the jobs'
+        folders. Raises HostAtFault.
+        """
+        if not another_user or _is_reachable(self._library):
+            return self._library
+        copy = self._own / self._library.name
+        try:
+            if not copy.exists() or copy.read_bytes() != self._library.read_bytes():
+                self._own.mkdir(mode=_PASSAGE, parents=True, exist_ok=True)
+                fresh = copy.with_suffix(".new")
+                shutil.copyfile(self._library, fresh)
+                fresh.chmod(0o755)
+                fresh.rename(copy)
+            let_pass(self._own, self._own.parent)
+        except OSError as error:
+            raise LimiterUnavailable(f"its library {copy}: {error.strerror or error}") from None
+        return copy
+
+    def change(self, name: MemberName, share: Share) -> bool:
+        """Change a running attempt's share. Return False, and change nothing, if the attempt has no segment.
+
+        The next allocation and the next launch obey the new share. Memory beyond a smaller limit stays with the
+        attempt, but it gets no more. Raises OSError.
+        """
+        segment = self._segments.get(name)
+        if segment is None:
+            return False
+        for device in range(segment.devices):
+            segment.set_limit(device, share.memory_mib * _MIB)
+            segment.set_rate(device, rate_of(share))
+        return True
+
+    def stop(self, name: MemberName) -> None:
+        """Have an attempt's calls of the CUDA driver wait, as the attempt is about to be frozen.
+
+        Do nothing if it has no segment, or if the segment cannot be written.
+        """
+        if (segment := self._segments.get(name)) is not None:
+            with contextlib.suppress(OSError):
+                segment.stop()
+                self._stopped.add(name)
+
+    def go_on(self, name: MemberName) -> None:
+        """Have an attempt's calls of the CUDA driver pass again. Do nothing if it has no segment."""
+        self._stopped.discard(name)
+        if (segment := self._segments.get(name)) is not None:
+            with contextlib.suppress(OSError):
+                segment.go_on()
+
+    def wanted(self) -> list[MemberName]:
+        """Return the attempts that are stopped and to which a call has come since their `stop`."""
+        found = []
+        for name in self._stopped:
+            with contextlib.suppress(OSError):
+                if self._segments[name].is_wanted():
+                    found.append(name)
+        return found
+
+    def wakes(self, name: MemberName) -> bool:
+        """Return whether a process of an attempt uses a device through the library; False without a segment."""
+        segment = self._segments.get(name)
+        try:
+            return segment is not None and bool(segment.slots())
+        except OSError:
+            return False
+
+    def over(self, name: MemberName) -> None:
+        """Remove the segment, if there is one, of an attempt of which nothing runs any more.
+
+        Log a warning if the attempt's memory was limited and none of its processes loaded the library.
+        """
+        found = self._segments.pop(name, None)
+        self._opened.pop(name, None)
+        self._stopped.discard(name)
+        if found is None:
+            return
+        if not found.counts().attached and any(map(found.limit, range(found.devices))):
+            log.warning(
+                "job %s: no process of this job loaded the limiter; only the guard enforced its memory share", name[1]
+            )
+        found.close()
+        with contextlib.suppress(OSError):
+            found.path.unlink(missing_ok=True)
+
+    def _path(self, name: MemberName) -> Path:
+        # not to be guessed: where every user may write a segment, only those who know its name can
+        return self._folder / (self._mark + member_digest("/".join((self._secret, *map(str, name)))))
+
+    def _check_folder(self) -> None:
+        """Make the folder, or check that it is ours. Raises OSError: another user may have made it in /dev/shm."""
+        if not _make_own(self._folder):
+            raise PermissionError(f"{self._folder} is not the agent's own folder")
+
+    # -- the worker's side, while attempts run
+
+    def begin(self, living: Iterable[MemberName]) -> None:
+        """Take over the segments of these living attempts, and remove this driver's other segments.
+
+        Log a warning for each segment that cannot be used; the others are not affected.
+        """
+        ours = {self._path(name): name for name in living}
+        try:
+            self._check_folder()
+            for path in self._folder.iterdir():
+                if path not in ours and path.name.startswith(self._mark):
+                    path.unlink()
+            for path, name in ours.items():
+                try:
+                    self._segments[name] = Segment.adopt(path)
+                except FileNotFoundError:
+                    pass
+                except (OSError, SegmentError) as error:
+                    log.warning("job %s: the limiter cannot use the segment of an earlier agent: %s", name[1], error)
+        except OSError as error:
+            log.warning("the limiter: shared memory of an earlier agent cannot be used: %s", error)
+
+    async def run(self) -> None:
+        """Log each second, until canceled, which attempts had launches that an old heartbeat left unthrottled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        for name, one in self._segments.items():
+            with contextlib.suppress(OSError):
+                opened = one.counts().opened
+                if opened > self._opened.get(name, 0):
+                    log.warning(
+                        "job %s: %d kernel launches were not throttled, because the limiter's controller gave no "
+                        "heartbeat",
+                        name[1],
+                        opened,
+                    )
+                    self._opened[name] = opened
+
+    def close(self) -> None:
+        """Close the segments, but keep their files: the attempts run on, and the next agent takes the segments over."""
+        for one in self._segments.values():
+            one.close()
+        self._segments.clear()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # unless there are others
+
+
+def folder_of(state: Path) -> Path:
+    """Return the folder, in shared memory, of the segments of the worker with this state folder; make it.
+
+    Every user can make folders there. So its name is random, and a new one if another user has taken it while no agent
+    ran. Raises OSError.
+    """
+    folder = _folder_by(_secret_of(state))
+    if not _make_own(folder):
+        (state / SECRET_NAME).unlink()
+        folder = _folder_by(_secret_of(state))
+        _make_own(folder)
+    return folder
+
+
+def _folder_by(secret: str) -> Path:
+    return MEMORY / f"moorage-limits-{member_digest(f'folder/{secret}')}"
+
+
+def _secret_of(state: Path) -> str:
+    """Return the state folder's secret, from which the names of the segments follow; make it if there is none."""
+    file = state / SECRET_NAME
+    if not file.exists():
+        replace_private(file, secrets.token_hex(16))
+    return file.read_text(encoding="ascii")
+
+
+def _make_own(folder: Path) -> bool:
+    """Make the folder if it is not there; return whether it is a folder of this user's with the right mode."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=_PASSAGE)
+        folder.chmod(_PASSAGE)
+    about = folder.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and stat.S_IMODE(about.st_mode) == _PASSAGE
+
+
+def rate_of(share: Share) -> float:
+    """Return a share's tokens per second by its percentage of the compute; 0 (no throttling) for 100 percent."""
+    return RATE * share.compute_percent / 100 if share.compute_percent < 100 else 0
+
+
+def _is_reachable(path: Path) -> bool:
+    """Return whether every user may load this library."""
+    folders = all(each.stat().st_mode & stat.S_IXOTH for each in path.resolve().parents)
+    return folders and bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def _cannot(why: str, next_step: str) -> Exception:
+    return refuse("failed-precondition", f"limiter: {why}", field="$.limiter", next=next_step)

@@ -1,0 +1,107 @@
+"""Connect the agent with `managed`: track the members of one worker that are clients of its MPS daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+from moorage.worker.agent.shell import Shell
+from moorage.worker.devices.pool import GpuPool
+from moorage.worker.drivers.base import Driver
+from moorage.worker.session.member_messages import EndMember, Member, MemberName, OverGrant, Stuck
+from moorage.worker.session.member_table import LOST
+from moorage.worker.sharing.mps.managed import MPS, TERMINATE_S, ManagedMps
+
+
+class MpsClients:
+    """The MPS clients of one worker. Without `mps`, the manager of its daemons, it does nothing."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        mps: ManagedMps | None,
+        drivers: Mapping[str, Driver],
+        pool: GpuPool,
+    ) -> None:
+        self.mps = mps
+        self._shell = shell
+        self._drivers = drivers
+        self._pool = pool
+        if mps is not None:
+            mps.attach(self._on_lost, lambda slot: pool.unquarantine(slot, MPS))
+
+    async def open(self) -> None:
+        """Take over the daemons of an earlier agent, and quarantine GPUs whose daemon has no client.
+
+        The members of the earlier agent must have been taken over before. Raises SupervisorMissing.
+        """
+        if self.mps is not None:
+            await self.mps.open()
+            for slot in self.mps.left_over:
+                self._keep_closed(slot)
+
+    async def close(self) -> None:
+        """Release the daemons: those with clients run on, the others are ended."""
+        if self.mps is not None:
+            await self.mps.close()
+
+    def admit(self, member: Member) -> None:
+        """Accept a member as a client if it shares by mps. Raises Refused if it cannot share here, or not now."""
+        if self.mps is not None:
+            self.mps.admit(member, self._uid_of(member))
+
+    def admit_again(self, member: Member) -> None:
+        """Accept a member that an earlier agent has started as a client, if it shares by mps."""
+        if self.mps is not None:
+            self.mps.admit_again(member, self._uid_of(member))
+
+    async def leave(self, name: MemberName) -> bool:
+        """Record that a member is over, and end the daemon if it was the last client.
+
+        Return whether the member's GPU may be freed: False if the daemon was to end and has not.
+        """
+        return self.mps is None or await self.mps.leave(name)
+
+    def forget(self, name: MemberName) -> None:
+        """Drop a member that has ended, before its lease is released. If it was the last client of the GPU's MPS daemon
+        and the daemon has not ended, quarantine the GPU, so that no other member gets it before."""
+        if self.mps is not None and (slot := self.mps.forget(name)) is not None:
+            self._keep_closed(slot)
+
+    def begin_end(self, command: EndMember) -> float:
+        """Return the grace in seconds that the driver gives to a member that ends.
+
+        A client may be killed only after its work on the GPU was stopped. So it gets `TERMINATE_S` more, and a task
+        stops that work once its own grace is over, then kills it. A fence does not wait: it changes nothing.
+        """
+        if self.mps is None or command.why == "fence" or not self.mps.has_joined(command.member.name):
+            return command.grace_s
+        self._shell.spawn(self._end(self.mps, command))
+        return command.grace_s + TERMINATE_S
+
+    async def _end(self, mps: ManagedMps, command: EndMember) -> None:
+        member, driver = command.member, self._drivers[command.member.driver]
+        await asyncio.sleep(command.notice_s + command.grace_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TERMINATE_S):
+                if member.phase == "ending":
+                    await mps.terminate(member.name, lambda pids: _own(driver, member.name, pids))
+        kill = partial(driver.end, member.name, 0.0, command.why)
+        if member.phase == "ending" and self._shell.call_driver(driver, kill):
+            self._shell.enqueue(Stuck([member.name]))
+
+    def _uid_of(self, member: Member) -> int | None:
+        driver = self._drivers[member.driver]
+        return driver.uid_of(member.tenant, member.request) if driver.joins_mps else None
+
+    def _keep_closed(self, slot: int) -> None:
+        self._pool.quarantine(slot, "its MPS daemon ends", MPS)
+
+    def _on_lost(self, names: Sequence[MemberName]) -> None:
+        self._shell.enqueue(OverGrant([(name, LOST) for name in names]))
+
+
+def _own(driver: Driver, name: MemberName, pids: Collection[int]) -> list[int]:
+    return [pid for pid, of in driver.members_of(pids).items() if of == name]

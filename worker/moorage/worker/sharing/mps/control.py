@@ -1,0 +1,167 @@
+"""Send commands to NVIDIA's MPS control daemon, as `nvidia-cuda-mps-control` does.
+
+A command is a line on the program's standard input, and the answer is what it prints. Its exit status says only whether
+the daemon answered: for a command that is refused it prints a sentence, or nothing, and exits with 0. So every value
+that is set is read back. Observed with version 550.163.01, in `tests/worker/sharing/test_mps_control.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Final, NamedTuple
+
+PROGRAM: Final = "nvidia-cuda-mps-control"
+#: a daemon that takes longer for an answer hangs
+ASK_S: Final = 5.0
+#: how long to wait for killed processes of the program; one that is stuck in the kernel may take for ever
+_KILLED_S: Final = 1.0
+#: the daemon sees only its own GPU, which is number 0 to it and to its clients
+_DEVICE: Final = 0
+_ANSWER_CHARS_MAX: Final = 200
+_GIB_MIB: Final = 1024
+
+
+class MpsFault(Exception):
+    """The daemon does not run, does not answer, or did not do what it was asked; `reason` is one line."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason: Final = reason
+        super().__init__(reason)
+
+
+class Limits(NamedTuple):
+    """The most that a client may use of the GPU."""
+
+    memory_mib: int
+    percent: int  # of the threads that can be active at once
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that set these limits for one client; they can only lower the daemon's limits."""
+        return {
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{_DEVICE}={self.memory_mib}M",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(self.percent),
+        }
+
+
+class MpsControl:
+    """The daemon whose sockets are in the folder `pipe`."""
+
+    def __init__(self, program: str, pipe: Path, log: Path) -> None:
+        self.program: Final = program
+        self.pipe: Final = pipe
+        self.log: Final = log
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that lead a client to this daemon."""
+        return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+
+    async def ask(self, command: str, timeout_s: float | None = None) -> list[str]:
+        """Send one command and return the lines of the answer, within `timeout_s` seconds (None: `ASK_S`).
+
+        Raises MpsFault if the program cannot be started or fails, or if no daemon answers in time.
+        """
+        word = command.partition(" ")[0]
+        timeout_s = timeout_s or ASK_S
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self.program,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self.environment,
+                cwd="/",
+            )
+        except OSError as error:
+            raise MpsFault(f"{self.program} cannot be started: {error.strerror or error}") from None
+        try:
+            async with asyncio.timeout(timeout_s):
+                said, _ = await process.communicate(f"{command}\n".encode())
+        except TimeoutError:
+            raise MpsFault(f"no answer to {word} within {timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_KILLED_S):
+                        await process.wait()
+        lines = said.decode(errors="replace").splitlines()
+        if process.returncode != 0:
+            raise MpsFault(f"{word} failed: {_cut(lines) or f'exit status {process.returncode}'}")
+        return lines
+
+    async def servers(self) -> list[int]:
+        """Return the pids of the daemon's servers; [] before its first client. Raises MpsFault."""
+        return await self._pids("get_server_list")
+
+    async def clients(self, server: int) -> list[int]:
+        """Return the pids of a server's clients; [] also if the server is gone. Raises MpsFault."""
+        return await self._pids(f"get_client_list {server}", _no_server(server))
+
+    async def is_faulty(self, server: int) -> bool:
+        """Return whether a server has a fault, and so accepts no clients. Raises MpsFault."""
+        return "FAULT" in " ".join(await self.ask(f"get_server_status {server}")).upper()
+
+    async def terminate(self, server: int, client: int) -> None:
+        """Stop a client's work on the GPU, so that it can be killed without harm to the other clients.
+
+        Raises MpsFault.
+        """
+        await self.ask(f"terminate_client {server} {client}")
+
+    async def quit(self, timeout_s: float) -> None:
+        """End the daemon and its servers, by force after `timeout_s` if they have clients. Raises MpsFault.
+
+        `timeout_s` is in whole seconds, at least 1: a fraction is cut off.
+        """
+        await self.ask(f"quit -t {max(1, int(timeout_s))}", timeout_s + ASK_S)
+
+    async def limit(self, limits: Limits) -> None:
+        """Set the limits of all clients from now on, and read them back.
+
+        Raises MpsFault if they were not set, and for a memory limit below 1 MiB.
+        """
+        mib, percent = limits
+        if mib < 1:
+            raise MpsFault("a limit of 0 MiB would be no limit")
+        size = f"{_DEVICE} {mib}M"
+        await self.ask(f"set_default_device_pinned_mem_limit {size}")
+        await self.ask(f"set_default_active_thread_percentage {percent}")
+        await self._check("get_default_device_pinned_mem_limit", f"{_DEVICE}", _shown(mib))
+        await self._check("get_default_active_thread_percentage", "", str(float(percent)))
+        for server in await self.servers():  # the default applies to later servers only
+            await self.ask(f"set_device_pinned_mem_limit {server} {size}")
+            await self.ask(f"set_active_thread_percentage {server} {percent}")
+            gone = _no_server(server)
+            await self._check("get_device_pinned_mem_limit", f"{server} {_DEVICE}", _shown(mib), gone)
+            await self._check("get_active_thread_percentage", f"{server}", str(float(percent)), gone)
+
+    async def _check(self, command: str, words: str, wanted: str, gone: str = "") -> None:
+        lines = await self.ask(f"{command} {words}".rstrip())
+        if lines != [wanted] and (not gone or lines != [gone]):
+            raise MpsFault(f"{command} is {_cut(lines) or 'nothing'} where {wanted} was set")
+
+    async def _pids(self, command: str, gone: str = "") -> list[int]:
+        lines = await self.ask(command)
+        if gone and lines == [gone]:
+            return []
+        if not all(line.strip().isdecimal() for line in lines):
+            raise MpsFault(f"{command} said: {_cut(lines)}")
+        return [int(line) for line in lines]
+
+
+def _shown(mib: int) -> str:
+    """Return a memory limit as the daemon prints it: from 1 GiB on it rounds down to whole GiB."""
+    return f"{mib // _GIB_MIB}G" if mib >= _GIB_MIB else f"{mib}M"
+
+
+def _no_server(server: int) -> str:
+    return f"Server {server} not found"
+
+
+def _cut(lines: list[str]) -> str:
+    return " ".join(lines).strip()[:_ANSWER_CHARS_MAX]
