@@ -123,7 +123,11 @@ def test_groups_below_are_closed_too(group: Group, nodes: Path) -> None:
 
 def test_a_refused_node_cannot_be_made_anew(group: Group, nodes: Path) -> None:
     closed = close(group, NodeRange(195, 1, 1))
-    code = "import os,sys; open(sys.argv[1]+'/cgroup.procs','w').write('0'); os.mknod(sys.argv[2], 0o020666, os.makedev(195,1))"
+    code = """
+import os, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+os.mknod(sys.argv[2], 0o020666, os.makedev(195, 1))
+"""
     run = subprocess.run(
         [sys.executable, "-c", code, closed.path, nodes / "own"], capture_output=True, text=True, check=False
     )

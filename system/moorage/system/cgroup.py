@@ -29,12 +29,9 @@ def mount_of(text: str, kind: str, option: str = "") -> tuple[str, str] | None:
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
         fields, of_system = left.split(), right.split()
-        if (
-            separator
-            and of_system[0] == kind
-            and len(fields) >= 5
-            and (not option or option in of_system[-1].split(","))
-        ):
+        if not separator or of_system[0] != kind or len(fields) < 5:
+            continue
+        if not option or option in of_system[-1].split(","):
             return _unescape(fields[3]), _unescape(fields[4])
     return None
 

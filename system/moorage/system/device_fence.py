@@ -1,8 +1,8 @@
 """Have the kernel refuse character devices to the processes of a cgroup.
 
 In a cgroup of version 2 the kernel asks a program of type BPF_PROG_TYPE_CGROUP_DEVICE at each open and mknod; it needs
-no controller there, so it also works in a hierarchy without any. Attaching one needs root, or CAP_BPF and CAP_NET_ADMIN.
-Where only version 1 is mounted, the controller `devices` does the same. Both refuse with EPERM. Neither takes back a
+no controller, so it also works in a hierarchy without any. To attach one takes root, or CAP_BPF and CAP_NET_ADMIN. Where
+only version 1 is mounted, the controller `devices` does the same. Both refuse with EPERM. Neither takes back a
 descriptor that is open already, or that another process hands over. Sources: bpf(2); linux/bpf.h; the kernel's
 Documentation/admin-guide/cgroup-v1/devices.rst.
 """
@@ -28,7 +28,10 @@ MAJOR_MAX: Final = 511
 RANGES_MAX: Final = 512
 """Most ranges of one fence: the program stays below the 4,096 instructions that every kernel takes."""
 WRITES_MAX: Final = 5000
-"""Most numbers of one fence in version 1, which takes them one by one (a whole major is one). More would hold up the caller for a tenth of a second."""
+"""Most numbers of one fence in version 1, which takes them one by one (a whole major is one).
+
+More would hold up the caller for a tenth of a second and longer.
+"""
 
 _SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _PROG_LOAD: Final = 5
@@ -231,10 +234,9 @@ def _number(major: int, minor: int) -> int:
     return major << _MINOR_BITS | minor
 
 
-def _instruction(
-    code: int, target: int = 0, source: int = 0, offset: int = 0, *, skip: int = 0, value: int = 0
-) -> bytes:
-    return struct.pack("=BBhi", code, source << 4 | target, offset or skip, value)
+def _instruction(code: int, target: int = 0, source: int = 0, skip: int = 0, value: int = 0) -> bytes:
+    """Return one instruction. `skip` is how many to jump over, or the offset of what is loaded."""
+    return struct.pack("=BBhi", code, source << 4 | target, skip, value)
 
 
 def _bpf(command: int, attributes: bytes) -> int:
