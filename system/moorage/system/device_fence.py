@@ -1,8 +1,8 @@
 """Have the kernel refuse character devices to the processes of a cgroup.
 
 In a cgroup of version 2 the kernel asks a program of type BPF_PROG_TYPE_CGROUP_DEVICE at each open and mknod; it needs
-no controller, so it also works in a hierarchy without any. To attach one takes root, or CAP_BPF and CAP_NET_ADMIN. Where
-only version 1 is mounted, the controller `devices` does the same. Both refuse with EPERM. Neither takes back a
+no controller, so it also works in a hierarchy without any. It takes root, or CAP_BPF and CAP_NET_ADMIN. Where only
+version 1 is mounted, the controller `devices` does the same. Both refuse with EPERM. Neither takes back a
 descriptor that is open already, or that another process hands over. Sources: bpf(2); linux/bpf.h; the kernel's
 Documentation/admin-guide/cgroup-v1/devices.rst.
 """

@@ -56,8 +56,8 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     two times, or with the notice of an end (`checkpoint.py` says which processes get it). `output_cap_bytes` holds for
     each of stdout and stderr. `leaves_cgroup` says that its processes go into cgroups of their own choice, as those of
     a container engine do: its end is then proven by its process tree alone. `refused_nodes` are the character devices,
-    as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the member does not start
-    (stage `devices`). Empty refuses nothing.
+    as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the member does not
+    start (stage `devices`). Empty refuses nothing.
     """
 
     key: str
