@@ -89,7 +89,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_fence: Annotated[
         Literal["auto", "require", "off"],
         setting(
-            "Whether the kernel refuses GPUs that a job of the driver process does not lease: auto where it can (as root);"
+            "Whether the kernel refuses GPUs that a job of the driver process does not lease: auto if it can (as root);"
             " require: the worker does not start where it cannot; off: only a variable names a job's GPUs."
         ),
     ] = "auto"

@@ -257,8 +257,9 @@ class ProcessDriver(Driver):
 
     def can(self) -> Capabilities:
         users = os.geteuid() == 0 and (self._folders is None or self._folders.lets_users())
-        can = msgspec.structs.replace(super().can(), users=users, memory_limit="memory" in self._link.controllers)
-        return msgspec.structs.replace(can, devices=KERNEL if self._is_fenced else VARIABLE)
+        devices = "" if self._simulated else KERNEL if self._is_fenced else VARIABLE
+        limits_memory = "memory" in self._link.controllers
+        return msgspec.structs.replace(super().can(), users=users, memory_limit=limits_memory, devices=devices)
 
     def check(self, request: Request) -> None:
         if not self._simulated and request.gpu is not None:
