@@ -274,6 +274,18 @@ def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cann
     assert list(checks_fleet._what_lacks([row("a", "up")])) == []
 
 
+def test_the_doctor_says_on_which_workers_the_kernel_keeps_jobs_to_their_gpus() -> None:
+    def row(name: str, devices: str, gpus: int = 1) -> dict[str, object]:
+        told = {"process": {"devices": devices}}
+        return {"worker": name, "state": "up", "devices": [{"slot": 0}] * gpus, "capabilities": told}
+
+    rows = [row("a", "kernel"), row("b", "variable"), row("c", "kernel"), row("no-gpu", "variable", 0), row("sim", "")]
+    kernel, variable = checks_fleet._device_fences(rows)
+    assert kernel.found == "on 2 workers the kernel keeps jobs to their GPUs: a c"
+    assert variable.found.startswith("on 1 worker a variable alone names a job's GPUs")
+    assert variable.found.endswith(": b")
+
+
 async def test_the_doctor_refuses_flags_that_say_nothing(nats_url: str) -> None:
     assert (await moorage("doctor", "--nats", nats_url, "--timeout", "soon")).code == 2
     told = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "Bad Tenant")

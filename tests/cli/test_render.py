@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from moorage.cli.fleet import usage
-from moorage.cli.fleet.workers import _troubles, kept, levels, limits, model_words, packed
+from moorage.cli.fleet.workers import _troubles, kept, levels, limits, model_words, packed, told_of
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
@@ -264,6 +264,15 @@ def test_a_worker_tells_what_its_drivers_cannot_do() -> None:
         "process jobs run as the agent's own user alone (no-users)",
         "process jobs are not held to the memory that they ask for (no-memory-limit)",
     ]
+
+
+def test_a_worker_tells_what_keeps_jobs_to_their_gpus() -> None:
+    capabilities = {"docker": {"devices": "kernel"}, "handler": {}, "process": {"devices": "variable"}}
+    assert told_of({"devices": [{"slot": 0}], "capabilities": capabilities}) == [
+        "docker jobs: the kernel refuses GPUs that they do not lease (devices: kernel)",
+        "process jobs: a variable names their GPUs, and a program may ignore it (devices: variable)",
+    ]
+    assert told_of({"devices": [], "capabilities": capabilities}) == []
 
 
 def test_a_worker_on_which_starts_fail_says_why_and_until_when() -> None:

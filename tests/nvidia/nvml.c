@@ -571,6 +571,19 @@ ret nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count) {
     LEAVE(OK);
 }
 
+/* Of a slice: its GPU instance has its index, and one compute instance. */
+ret nvmlDeviceGetGpuInstanceId(device handle, unsigned *id) {
+    ENTER_DEVICE(handle);
+    *id = stub_number(line, "index", 0);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetComputeInstanceId(device handle, unsigned *id) {
+    ENTER_DEVICE(handle);
+    *id = 0;
+    LEAVE(OK);
+}
+
 ret nvmlDeviceGetMigDeviceHandleByIndex(device handle, unsigned index, device *slice) {
     ENTER_DEVICE(handle);
     const char *at = state;

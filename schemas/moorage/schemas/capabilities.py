@@ -33,6 +33,11 @@ ADVISORY: Final = Enforced()
 WHOLE: Final = Enforced("hard", "hard")
 
 
+#: what keeps a job to the devices of its lease: the kernel refuses to open others; or a variable names its own, which
+#: a program may ignore
+KERNEL: Final = "kernel"
+VARIABLE: Final = "variable"
+
 #: how an attempt takes another part of its device, see `Capabilities.resizes`
 LIVE: Final = "live"
 NEXT_ATTEMPT: Final = "next-attempt"
@@ -60,6 +65,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpu_enabled: bool = True  # its jobs may have GPUs
     users: bool = True  # its jobs may run as any user; else only as the agent's own
     memory_limit: bool = True  # the host ends a job that takes more memory than it asked for
+    devices: str = ""  # what keeps its jobs to the devices of their leases: kernel or variable; empty: not known
     #: the keys that it reads of `driver_config.<its name>`, others are refused; null: the driver checks them itself
     config: list[str] | None = None
     #: how an attempt takes another part of its device while it runs, by sharing mode: live, next-attempt or counted. A

@@ -5,6 +5,7 @@ controllers under `unified/`): killing and proving empty need no controller. Sou
 Documentation/admin-guide/cgroup-v2.rst; `cgroup.kill` exists since Linux 5.14.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -17,10 +18,20 @@ CPU_QUOTA_US_MIN: Final = 1_000
 
 def parse_mountinfo(text: str) -> tuple[str, str] | None:
     """Return the first cgroup2 mount in a /proc/PID/mountinfo as (root inside the hierarchy, mount point), or None."""
+    return mount_of(text, "cgroup2")
+
+
+def mount_of(text: str, kind: str, option: str = "") -> tuple[str, str] | None:
+    """Return the first mount of a file system type in a /proc/PID/mountinfo as `parse_mountinfo` does.
+
+    With `option`, only one that has this word among its options, such as a controller of version 1.
+    """
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
-        fields = left.split()
-        if separator and right.split(" ", 1)[0] == "cgroup2" and len(fields) >= 5:
+        fields, of_system = left.split(), right.split()
+        if not separator or of_system[0] != kind or len(fields) < 5:
+            continue
+        if not option or option in of_system[-1].split(","):
             return _unescape(fields[3]), _unescape(fields[4])
     return None
 
@@ -122,6 +133,11 @@ class CgroupFolder:
             except OSError:
                 continue
         return found
+
+    def remove_empty(self) -> None:
+        """Remove the group if it has neither processes nor sub-groups; else leave it. Raises nothing."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)
 
     def remove(self) -> bool:
         """Remove the group and its sub-groups; return False if a process is left in one of them.

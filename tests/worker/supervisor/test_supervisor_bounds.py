@@ -20,6 +20,7 @@ async def test_a_member_beyond_a_bound_is_told_which_one_it_was(
         state_mark="",
         boot_id="boot",
         cgroups=None,
+        fences=None,
         descriptors=(64, 64),
         emit=events.append,
         record=lambda record: None,

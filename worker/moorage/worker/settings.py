@@ -86,6 +86,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "Modes that a device is reserved for, by its position, separated by blanks; without an entry, all of modes."
         ),
     ] = {}
+    device_fence: Annotated[
+        Literal["auto", "require", "off"],
+        setting(
+            "Whether the kernel refuses GPUs that a job of the driver process does not lease: auto if it can (as root);"
+            " require: the worker does not start where it cannot; off: only a variable names a job's GPUs."
+        ),
+    ] = "auto"
     mps: Annotated[
         Literal["operator", "managed"],
         setting(

@@ -27,6 +27,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
         host.launcher(),
         host.users(),
         host.cgroup(),
+        host.device_fence(),
         await host.nvml(),
         host.settings(),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age
-from moorage.schemas.capabilities import DRIVER_DEFAULT
+from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.reasons import STARTS_FAIL
 from moorage.schemas.units import many
@@ -205,6 +205,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         yield contained_failures(contained)
     yield _workers(fleet["workers"])
     yield from _what_lacks(fleet["workers"])
+    yield from _device_fences(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
 
@@ -368,6 +369,24 @@ def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:
         if names:
             found = f"{many(len(names), 'worker')} {means}{_named('', names)}"
             yield Check(capability.replace("_", "-"), "ok", found)
+
+
+def _device_fences(rows: list[dict[str, Any]]) -> Iterator[Check]:
+    """Tell on which workers the kernel keeps plain processes to their GPUs, and on which a variable alone does."""
+    means = {
+        KERNEL: "the kernel keeps jobs to their GPUs",
+        VARIABLE: "a variable alone names a job's GPUs (device_fence = require refuses to start so)",
+    }
+    for devices, words in means.items():
+        names = [
+            row["worker"]
+            for row in rows
+            if row.get("devices")
+            and row.get("capabilities", {}).get(DRIVER_DEFAULT, {}).get("devices") == devices
+            and row["state"] not in _AWAY
+        ]
+        if names:
+            yield Check("device-fence", "ok", f"on {many(len(names), 'worker')} {words}{_named('', names)}")
 
 
 def _named(state: str, names: list[str]) -> str:

@@ -155,6 +155,24 @@ def cgroup() -> Check:
     return Check("cgroup", "ok", f"cgroup v2 at {own} is writable; {limits_words(controllers_below(own))}")
 
 
+def device_fence() -> Check:
+    """Tell whether the kernel keeps the jobs of a worker that this user starts to their GPUs; it is tried."""
+    from moorage.system.cgroup import CgroupBase
+    from moorage.system.device_fence import ControllerFences, fences_here
+
+    name = f"moorage-doctor-{os.getpid()}"
+    base = CgroupBase.open(name)
+    fences, why = fences_here(name, base)
+    if base is not None:
+        base.remove_empty()
+    if isinstance(fences, ControllerFences):
+        fences.remove()
+    if fences is None:
+        found = f"a worker that this user starts names a job's GPUs by a variable alone: {why}"
+        return Check("device-fence", "ok", f"{found} (as root the kernel keeps jobs to their GPUs)")
+    return Check("device-fence", "ok", f"the kernel can keep jobs to their GPUs ({fences.kind})")
+
+
 async def nvml() -> Check:
     from moorage.worker.devices.readers.nvml import NvmlUnavailable, open_nvml
 

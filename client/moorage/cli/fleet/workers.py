@@ -16,6 +16,7 @@ from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
 from moorage.schemas.actors import words
+from moorage.schemas.capabilities import KERNEL, VARIABLE
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
@@ -108,7 +109,18 @@ def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
 def told_of(worker: dict[str, Any]) -> list[str]:
     """Return what a worker has told of its drivers: how sharers are kept to their parts of a GPU, and what lacks."""
     capabilities = worker.get("capabilities", {})
-    return [*levels(capabilities), *limits(capabilities)]
+    fences = device_fences(capabilities) if worker.get("devices") else []
+    return [*levels(capabilities), *limits(capabilities), *fences]
+
+
+def device_fences(capabilities: dict[str, Any]) -> list[str]:
+    """Return what keeps jobs to the GPUs of their leases: a line for each driver that reports it."""
+    means = {
+        KERNEL: "the kernel refuses GPUs that they do not lease (devices: kernel)",
+        VARIABLE: "a variable names their GPUs, and a program may ignore it (devices: variable)",
+    }
+    told = ((driver, means.get(each.get("devices", ""))) for driver, each in sorted(capabilities.items()))
+    return [f"{driver} jobs: {line}" for driver, line in told if line]
 
 
 def limits(capabilities: dict[str, Any]) -> list[str]:

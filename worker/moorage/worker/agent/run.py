@@ -23,6 +23,7 @@ from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.devices.changed_devices import devices_changed
+from moorage.worker.devices.gpu_nodes import GpuNodes
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
 from moorage.worker.devices.readers.simulated import SimulatedHost, SimulatedInventory
@@ -337,7 +338,9 @@ def _agent(
     devices = inventory.devices()
     nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
     hands = inventory if isinstance(inventory, HandingInventory) else None
-    mps = _mps(name, settings, inventory, link, modes)
+    fenced = settings.device_fence != "off" and devices and not inventory.simulated
+    gpu_nodes = GpuNodes(devices, nodes) if fenced else None
+    mps = _mps(name, settings, inventory, link, modes, gpu_nodes)
     freezer = None
     if not inventory.simulated and any(device.vendor == "nvidia" for device in devices):
         if trouble := cuda.library_fault(cuda.LIBRARY):
@@ -346,7 +349,7 @@ def _agent(
             freezer = Freezer(settings.state_dir / FROZEN_FILE, inventory.held)
     kit = Kit(
         name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
-        files=files, nodes=nodes, hands=hands, mps=mps, freezer=freezer,
+        files=files, nodes=nodes, hands=hands, mps=mps, freezer=freezer, gpu_nodes=gpu_nodes,
     )  # fmt: skip
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
@@ -367,12 +370,17 @@ def _agent(
 
 
 def _mps(
-    name: str, settings: WorkerSettings, inventory: Inventory, link: SupervisorLink, modes: ComputeModes | None
+    name: str,
+    settings: WorkerSettings,
+    inventory: Inventory,
+    link: SupervisorLink,
+    modes: ComputeModes | None,
+    gpu_nodes: GpuNodes | None,
 ) -> ManagedMps | None:
     """Return the worker's MPS daemons; None if it runs none."""
     if modes is None or settings.mps != "managed" or MPS not in settings.modes_offered:
         return None
-    return ManagedMps(name, link, inventory.devices(), mps_folder(settings), modes)
+    return ManagedMps(name, link, inventory.devices(), mps_folder(settings), modes, gpu_nodes)
 
 
 def _whole_gpus(agent: Agent) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from moorage.schemas.gpu import Share
 from moorage.worker.agent.policy import Policy
+from moorage.worker.devices.gpu_nodes import GpuNodes
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.drivers.vm.handed_on import HandingInventory
 from moorage.worker.freezing.freezer import Freezer
@@ -28,7 +29,8 @@ class Kit(NamedTuple):
     fences members outside the agent. `files` fetches the files that jobs bring along. `nodes` maps a device's uuid to
     the files in /dev that belong to this device alone. `hands` hands devices on to VMs; None if that is not
     possible, for example for simulated devices. `mps` runs the MPS daemons; None if the worker does not run them.
-    `freezer` freezes processes; None if the worker cannot do that.
+    `freezer` freezes processes; None if the worker cannot do that. `gpu_nodes` says which device nodes the kernel is to
+    refuse to an attempt; None if it refuses none: by the setting `device_fence`, or on a host without GPUs.
     """
 
     worker: str
@@ -43,6 +45,7 @@ class Kit(NamedTuple):
     hands: HandingInventory | None = None
     mps: ManagedMps | None = None
     freezer: Freezer | None = None
+    gpu_nodes: GpuNodes | None = None
 
     def limits(self, driver: str) -> Limits | None:
         """Return the limiter for this driver's jobs; None without the setting `limiter`, or in a simulated worker.

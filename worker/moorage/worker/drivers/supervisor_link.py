@@ -147,6 +147,16 @@ class SupervisorLink:
         """The cgroup controllers that limit members here; empty while the link is not connected."""
         return self._supervised.controllers if self._supervised is not None else ()
 
+    @property
+    def device_fence(self) -> str:
+        """How the kernel can refuse devices to members: `cgroup2`, `cgroup1`; empty if not, or not connected."""
+        return self._supervised.device_fence if self._supervised is not None else ""
+
+    @property
+    def no_device_fence(self) -> str:
+        """Why the kernel cannot refuse devices to members; empty if it can."""
+        return self._supervised.no_device_fence if self._supervised is not None else "the supervisor is away"
+
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Join an owner; return key, state and event of each of its members, as `Listener.on_listed` gets them.
 

@@ -120,6 +120,10 @@ class Supervised(asyncio.Protocol):
         self.cgroup: str | None = None
         """The path of its cgroup; None if it proves ends by walking the process tree."""
         self.controllers: tuple[str, ...] = ()
+        self.device_fence = ""
+        """How the kernel can refuse devices to its members, as in `Hello`; empty if it cannot."""
+        self.no_device_fence = ""
+        """Why it cannot."""
         self.protocol = PROTOCOLS[-1]
         """Its protocol version: one that an older release started knows less (see `protocol.PROTOCOL`)."""
         self._loop = asyncio.get_running_loop()
@@ -437,6 +441,7 @@ class Supervised(asyncio.Protocol):
             self._identity.set_exception(SupervisorRefused("protocol", message))
             return
         self.cgroup, self.controllers, self.protocol = hello.cgroup, hello.controllers, hello.protocol
+        self.device_fence, self.no_device_fence = hello.device_fence, hello.no_device_fence
         if self._pidfd < 0:
             # the peer of a socket is the process that made it: that one has forked and ended
             with contextlib.suppress(OSError, OverflowError):

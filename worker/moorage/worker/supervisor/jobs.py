@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from moorage.system.cgroup import CgroupBase, own_path
+from moorage.system.device_fence import DeviceFences
 from moorage.system.proctree import (
     STATE_MARK,
     TICKS_PER_S,
@@ -63,6 +64,7 @@ class Jobs:
         state_mark: str,
         boot_id: str,
         cgroups: CgroupBase | None,
+        fences: DeviceFences | None,
         descriptors: tuple[int, int],
         emit: Callable[[Event], None],
         record: Callable[[Record], None],
@@ -74,7 +76,7 @@ class Jobs:
         self.unproven: dict[str, Unproven] = {}
         self.fenced = False
         self.launcher = launcher
-        self._launches = Launches(state, boot_id, cgroups, launcher, write_ahead)
+        self._launches = Launches(state, boot_id, cgroups, fences, launcher, write_ahead)
         self._waiting: deque[Member] = deque()
         self._turn: asyncio.Handle | None = None
         self._unresolved: set[Member] = set()

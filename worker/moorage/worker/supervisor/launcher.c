@@ -5,8 +5,8 @@
  *
  * A message on the channel is one start: its length, in 4 bytes, and then the request, which is text with each word
  * ended by a null (`Child.request` in child.py). With it come descriptors: the pipe on which a failure is reported,
- * standard output, standard error, and the cgroup's folder if there is one. The answer is the child's pid, or a negative
- * error number, in 4 bytes. A failure is reported as "STAGE ERRNO"; exec closes the pipe.
+ * standard output, standard error, and the cgroup's folder if there is one, of version 2 or 1. The answer is the
+ * child's pid, or a negative error number, in 4 bytes. A failure is reported as "STAGE ERRNO"; exec closes the pipe.
  *
  * If this file was not compiled, forked.py does the same for one start.
  */
@@ -30,7 +30,7 @@
 
 /* CONTRACT is the exit status without arguments: by it launcher_client.py checks that the program runs here and is
  * built from this file. Raise it whenever the description above changes. */
-enum { CONTRACT = 102, CANNOT_START = 127 };
+enum { CONTRACT = 103, CANNOT_START = 127 };
 enum { CONFIRM, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
 
 /* Where the host runs out of memory, the kernel ends jobs before the agent and the supervisor, whatever score a service
@@ -139,8 +139,8 @@ static int32_t start(const int *descriptors, int count) {
         }
         pid = syscall(CLONE3, &arguments, sizeof arguments);
         if (pid == 0) become(descriptors, 0);
-        /* Unknown to this kernel, or blocked by a container's seccomp filter. */
-        knows_clone3 = pid > 0 || (errno != ENOSYS && errno != EPERM && errno != EINVAL);
+        /* Unknown to this kernel, blocked by a container's seccomp filter, or (EBADF) the group is of version 1. */
+        knows_clone3 = pid > 0 || (errno != ENOSYS && errno != EPERM && errno != EINVAL && errno != EBADF);
     }
     if (!knows_clone3) {
         pid = syscall(SYS_clone, CLONE_PARENT, 0, 0, 0, 0);

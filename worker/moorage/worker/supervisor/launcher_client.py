@@ -20,7 +20,7 @@ from moorage.worker.supervisor.child import Child
 
 PROGRAM: Final = Path(__file__).with_name("launcher.bin")
 """Where the build hook (worker/build_hook.py) puts the compiled launcher."""
-CONTRACT: Final = 102
+CONTRACT: Final = 103
 """As in launcher.c."""
 ANSWER_S: Final = 2
 """A launcher that takes longer for a clone is killed; the next start makes a new one."""

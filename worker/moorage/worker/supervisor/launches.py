@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.system.cgroup import CgroupBase
+from moorage.system.device_fence import DeviceFences, NodeRange
 from moorage.system.disk_room import DiskRoom
 from moorage.system.proctree import boottime_s
 from moorage.worker.supervisor.child import StartRefused, why_not
@@ -26,6 +27,7 @@ class Launches:
     state: Path
     boot_id: str
     cgroups: CgroupBase | None
+    fences: DeviceFences | None
     launcher: Launcher
     write_ahead: Callable[[list[Record]], None]
     _room: DiskRoom = field(init=False)
@@ -46,6 +48,8 @@ class Launches:
         stage = "cgroup"
         try:
             self._open(member, passed)
+            stage = "devices"
+            self._refuse_devices(member, passed)
             stage = "journal"
             now_s = boottime_s()
             group, marks = member.cgroup.path if member.cgroup is not None else "", member.marks
@@ -80,6 +84,18 @@ class Launches:
         )
         member.ignored = tuple(ignored)
         passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def _refuse_devices(self, member: Member, passed: list[int]) -> None:
+        """Have the kernel refuse devices to the member, which has no process yet. Raises `OSError`."""
+        refused = [NodeRange(*each) for each in member.start.refused_nodes]
+        if not refused:
+            return
+        if self.fences is None:
+            raise OSError(errno.EPERM, "this supervisor cannot have the kernel refuse devices")
+        name = f"{self._prefix}-{next(self._numbers)}"
+        member.fence = self.fences.close(member.cgroup, name, refused)
+        if member.fence is not None:
+            passed.append(os.open(member.fence.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def group_of(self, cgroup: str) -> str:
         """Return the name of the member's group that a cgroup, by its path in /proc/PID/cgroup, is or is below.

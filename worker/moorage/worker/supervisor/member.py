@@ -65,6 +65,8 @@ class Member:
     pid: int | None = None
     started_boottime_s: float | None = None
     cgroup: CgroupFolder | None = None
+    fence: CgroupFolder | None = None
+    """Its group of version 1, if devices are refused to it there."""
     ignored: tuple[str, ...] = ()
     confirmed: bool = False
     """Whether `Started` was reported: exec succeeded, or did not fail for a while."""
@@ -114,6 +116,8 @@ class Member:
         for descriptor in (self.confirm, self.container.pidfd if self.container is not None else -1):
             if descriptor >= 0:
                 os.close(descriptor)
+        if self.fence is not None:
+            self.fence.remove_empty()
 
     def ended(self, proof: Proof, now_boottime_s: float) -> Ended:
         """Return the event that reports the end. `proof` says how it is known that no process of the member is left."""

@@ -12,13 +12,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """2: a checkpoint signal before the deadline alone, a notice before an end, `idle_only`, a mark of the state folder. 3:
-containers (`Contain`, `Removed`). 4: `StartMember.leaves_cgroup`.
+containers (`Contain`, `Removed`). 4: `StartMember.leaves_cgroup`. 5: `StartMember.refused_nodes`.
 
 A supervisor of the previous release runs on under a newer agent, which leaves out what the supervisor does not know.
 """
-PROTOCOLS: Final = (1, 2, 3, 4)
+PROTOCOLS: Final = (1, 2, 3, 4, 5)
 """The versions that this agent can use."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES: Final = 4
@@ -55,7 +55,9 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Both are counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` before the earlier of these
     two times, or with the notice of an end (`checkpoint.py` says which processes get it). `output_cap_bytes` holds for
     each of stdout and stderr. `leaves_cgroup` says that its processes go into cgroups of their own choice, as those of
-    a container engine do: its end is then proven by its process tree alone.
+    a container engine do: its end is then proven by its process tree alone. `refused_nodes` are the character devices,
+    as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the member does not
+    start (stage `devices`). Empty refuses nothing.
     """
 
     key: str
@@ -75,6 +77,7 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cpu_milli: int | None = None
     memory_bytes: int | None = None
     leaves_cgroup: bool = False
+    refused_nodes: tuple[tuple[int, int, int], ...] = ()
 
 
 class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
@@ -177,6 +180,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     start_ticks: int
     cgroup: str | None
     controllers: tuple[str, ...] = ()
+    device_fence: str = ""
+    """How the kernel can be made to refuse devices to members here: `cgroup2`, `cgroup1`, or empty."""
+    no_device_fence: str = ""
+    """Why it cannot; empty if it can."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

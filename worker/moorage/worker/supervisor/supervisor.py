@@ -8,6 +8,7 @@ from typing import Final
 
 from moorage.system.boottime_timer import BoottimeTimer
 from moorage.system.cgroup import CgroupBase
+from moorage.system.device_fence import ControllerFences, fences_here
 from moorage.system.proctree import boot_id, boottime_s, read_process
 from moorage.worker.supervisor.child import StartRefused
 from moorage.worker.supervisor.containers import ID
@@ -81,11 +82,13 @@ class Supervisor:
         self._former_told = False
         self._journal = Journal(state / JOURNAL_NAME, records_of(left))
         mark = state_mark(state)
+        self._fences, no_fence = fences_here(f"moorage-{mark}", cgroups)
         self.jobs = Jobs(
             state=state,
             state_mark=mark,
             boot_id=machine_boot,
             cgroups=cgroups,
+            fences=self._fences,
             descriptors=descriptors,
             emit=self._emit,
             record=self._records.append,
@@ -102,6 +105,8 @@ class Supervisor:
             start_ticks=me.start_ticks,
             cgroup=cgroups.path if cgroups is not None else None,
             controllers=cgroups.controllers if cgroups is not None else (),
+            device_fence=self._fences.kind if self._fences is not None else "",
+            no_device_fence=no_fence,
         )
         if cgroups is not None:
             cgroups.kill_former()
@@ -345,3 +350,5 @@ class Supervisor:
         if self._cgroups is not None:
             with contextlib.suppress(OSError):
                 self._cgroups.remove()
+        if isinstance(self._fences, ControllerFences):
+            self._fences.remove()

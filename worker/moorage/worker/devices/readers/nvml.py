@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 import threading
 import time
 import warnings
@@ -82,6 +83,7 @@ class _Handle:
     whole: Any  # the GPU of a MIG slice, which reports its health; else the same as `raw`
     uuid: str  # the uuid of `whole`
     minor: int | None = None  # N of /dev/nvidiaN, which may differ from the index; for a MIG slice, its GPU's
+    caps: tuple[str, ...] = ()  # the files with a MIG slice's access rights
     asked_s: float = 0.0  # when it was last asked for samples, by CLOCK_MONOTONIC
 
 
@@ -120,9 +122,12 @@ class NvmlInventory:
         return list(self._devices)
 
     def nodes(self, slot: int) -> tuple[str, ...]:
-        """Return the device's own file in /dev; none if the driver does not report its number."""
+        """Return the device's own files in /dev: of a MIG slice, its GPU's file and those with its access rights.
+
+        None if the driver does not report the number.
+        """
         minor = self._handles[slot].minor
-        return () if minor is None else (f"/dev/nvidia{minor}",)
+        return () if minor is None else (f"/dev/nvidia{minor}", *self._handles[slot].caps)
 
     def memory_baseline_mib(self, slot: int) -> int:
         """Return the baseline: recorded at open, and lowered by every later reading without a process on the device.
@@ -262,11 +267,29 @@ def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle
 
 def _handle(api: Any, raw: Any, whole: Any, uuid: str, proc: Path) -> _Handle:
     minor = _optional(api, lambda: int(api.nvmlDeviceGetMinorNumber(whole)), None)
-    handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB, whole, uuid, minor)
+    caps = _caps(api, raw, minor, proc) if raw is not whole else ()
+    handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB, whole, uuid, minor, caps)
     reading = _read_device(api, handle, proc)
     if not reading.processes:
         handle.baseline_mib = reading.memory_used_mib
     return handle
+
+
+def _caps(api: Any, part: Any, minor: int | None, proc: Path) -> tuple[str, ...]:
+    """Return the files in /dev with a MIG slice's access rights; none if the driver does not tell which they are."""
+    instance = _optional(api, lambda: int(api.nvmlDeviceGetGpuInstanceId(part)), None)
+    compute = _optional(api, lambda: int(api.nvmlDeviceGetComputeInstanceId(part)), None)
+    folder = proc / f"driver/nvidia/capabilities/gpu{minor}/mig/gi{instance}"
+    found = []
+    for path in (folder / "access", folder / f"ci{compute}/access"):
+        try:
+            number = re.search(r"^DeviceFileMinor:\s*([0-9]+)", path.read_text(), re.MULTILINE)
+        except OSError:
+            return ()
+        if number is None:
+            return ()
+        found.append(f"/dev/nvidia-caps/nvidia-cap{number[1]}")
+    return tuple(found)
 
 
 def _slices(api: Any, raw: Any, whole: Device) -> list[tuple[Device, Any]]:

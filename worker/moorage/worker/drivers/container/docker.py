@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from moorage.schemas.capabilities import COUNTED, LIVE, Capabilities
+from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, Capabilities
 from moorage.schemas.driver_config import DockerBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
@@ -73,7 +73,12 @@ class DockerDriver(Driver):
     settings = DockerSettings
     config = DockerBlock
     capabilities = Capabilities(
-        keeps_output=True, ends_streams=True, brings_files=True, outlives_agent=True, fence="supervisor"
+        keeps_output=True,
+        ends_streams=True,
+        brings_files=True,
+        outlives_agent=True,
+        fence="supervisor",
+        devices=KERNEL,  # by the engine's own filter
     )
 
     @classmethod

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import KERNEL, Capabilities
 from moorage.schemas.driver_config import PodmanBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import NOT_HERE, LogPage, ReadLog
@@ -111,7 +111,12 @@ class PodmanDriver(ProcessDriver):
     settings = PodmanSettings
     config = PodmanBlock
     capabilities = Capabilities(
-        keeps_output=True, ends_streams=True, brings_files=True, outlives_agent=True, fence="supervisor"
+        keeps_output=True,
+        ends_streams=True,
+        brings_files=True,
+        outlives_agent=True,
+        fence="supervisor",
+        devices=KERNEL,  # by the engine's own filter
     )
 
     @classmethod

@@ -12,15 +12,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from moorage.schemas.capabilities import COUNTED, LIVE, Capabilities
+from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError
-from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, LogPage, ReadLog
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, LogPage, ReadLog
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.agent.descriptors import trouble_with_descriptors
 from moorage.worker.agent.policy import Policy
+from moorage.worker.devices.gpu_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
     CODE_ENDED,
@@ -75,6 +76,8 @@ _WANTS: Final = {
 ENGINE: Final = "engine"
 #: the stage of a start for which an engine lacks something here, such as an image
 LACKS: Final = "lacks"
+#: the stages of a start that only this host can fail
+_OF_HOST: Final = ("journal", "cgroup", "devices", "clone", ENGINE, STAGE_BOOT)
 #: errors of exec that the request brings about on every host: its arguments are too long, its memory limit too low
 _OF_REQUEST: Final = (errno.E2BIG, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOMEM)
 #: errors of exec and chdir that say that the file or folder is not there, or not to be used
@@ -126,6 +129,8 @@ class ProcessDriver(Driver):
             limits=kit.limits(cls.name),
             mps=kit.mps,
             freezer=kit.freezer,
+            gpu_nodes=kit.gpu_nodes,
+            must_fence=kit.settings.device_fence == "require",
         )
 
     def __init__(
@@ -144,11 +149,14 @@ class ProcessDriver(Driver):
         limits: Limits | None = None,
         mps: ManagedMps | None = None,
         freezer: Freezer | None = None,
+        gpu_nodes: GpuNodes | None = None,
+        must_fence: bool = False,
     ) -> None:
         """Without `folders` members have no folder, bring no files, and start in `run.cwd`, or else in /.
 
         Without `limits` the limiter is not used. `mps` is set if the worker runs MPS daemons, `freezer` if its members
-        can be frozen.
+        can be frozen. With `gpu_nodes` the kernel refuses to members the devices that they do not lease, where the
+        supervisor can have it do so; with `must_fence`, `open` raises Refused where it cannot.
         """
         super().__init__()
         self._freezer = freezer
@@ -167,6 +175,9 @@ class ProcessDriver(Driver):
         self._policy = policy or Policy({}, {}, {}, None, {})
         self._folders = folders
         self._mps = mps
+        self._gpu_nodes = gpu_nodes
+        self._must_fence = must_fence
+        self._is_fenced = False
         self._files = None if folders is None else AttemptFiles(folders, files)
         self._limits = limits
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
@@ -186,6 +197,7 @@ class ProcessDriver(Driver):
     async def open(self) -> list[Living]:
         listed = await self._link.open(self._owner, self)
         self.boot = self._link.boot
+        self._is_fenced = fences_devices(self._link, self._gpu_nodes, must=self._must_fence)
         living: list[Living] = []
         if self._folders is not None:
             self._folders.begin(name_of(key) for key, _, _ in listed)
@@ -245,7 +257,9 @@ class ProcessDriver(Driver):
 
     def can(self) -> Capabilities:
         users = os.geteuid() == 0 and (self._folders is None or self._folders.lets_users())
-        return msgspec.structs.replace(super().can(), users=users, memory_limit="memory" in self._link.controllers)
+        devices = "" if self._simulated else KERNEL if self._is_fenced else VARIABLE
+        limits_memory = "memory" in self._link.controllers
+        return msgspec.structs.replace(super().can(), users=users, memory_limit=limits_memory, devices=devices)
 
     def check(self, request: Request) -> None:
         if not self._simulated and request.gpu is not None:
@@ -627,16 +641,47 @@ class ProcessDriver(Driver):
             on_partition=request.on_partition,
             output_cap_bytes=self._output_cap_bytes,
             stream_output=self._stream_output,
+            refused_nodes=self._refused_nodes(assignment.devices),
             cpu_milli=(resources.cpu_milli or None) if resources else None,
             memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
         )
 
+    def _refused_nodes(self, leased: Sequence[Device]) -> tuple[tuple[int, int, int], ...]:
+        """Return the devices that the kernel is to refuse to a member with this lease. Raises HostAtFault."""
+        if not self._is_fenced or self._gpu_nodes is None:
+            return ()
+        try:
+            return self._gpu_nodes.refused_to(leased)
+        except NodesUnknown as error:
+            raise HostAtFault(f"the kernel cannot keep the job to its GPUs: {error}") from None
+
+
+def fences_devices(link: SupervisorLink, gpu_nodes: GpuNodes | None, *, must: bool) -> bool:
+    """Return whether the kernel keeps members to their GPUs; a link that is connected knows.
+
+    Raises Refused if it does not and `must` be.
+    """
+    if gpu_nodes is None:
+        return False
+    why = link.no_device_fence if not link.device_fence else gpu_nodes.trouble()
+    if not why:
+        return True
+    if must:
+        raise refuse(
+            "failed-precondition",
+            f"the kernel cannot keep jobs to their GPUs here: {why}",
+            field="$.device_fence",
+            found="require",
+            next="run the worker as root, with a writable cgroup v2 or the controller devices of v1; or set"
+            " device_fence = auto",
+        )
+    log.info("a variable alone names the GPUs of a job, not the kernel: %s", why)
+    return False
+
 
 def _is_the_hosts(event: ChildEnded) -> bool:
     """Return whether a start failed by this host: it lacks processes or descriptors, or the engine or VM failed."""
-    return event.reason == "start-failed" and (
-        event.stage in ("journal", "cgroup", "clone", ENGINE, STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
-    )
+    return event.reason == "start-failed" and (event.stage in _OF_HOST or event.errno in _WANTS.get(event.stage, ()))
 
 
 def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import KERNEL, Capabilities
 from moorage.schemas.driver_config import VmBlock
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
@@ -114,6 +114,7 @@ class VmDriver(ProcessDriver):
     joins_mps = False
     settings = VmSettings
     config = VmBlock
+    capabilities = msgspec.structs.replace(ProcessDriver.capabilities, devices=KERNEL)  # a guest has what it was handed
     own = VmSettings()
     #: members whose VM is still booting, with the runner's last line
     _booting: dict[MemberName, str]
@@ -126,7 +127,7 @@ class VmDriver(ProcessDriver):
 
     @classmethod
     def from_kit(cls, kit: Kit) -> VmDriver:
-        driver = super().from_kit(kit)
+        driver = super().from_kit(kit._replace(gpu_nodes=None))  # QEMU takes what the guest gets
         assert isinstance(driver, VmDriver)
         driver.own = kit.own
         driver._booting, driver._handed = {}, {}

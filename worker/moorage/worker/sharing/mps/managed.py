@@ -24,6 +24,7 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import NOT_HERE, Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.system.proctree import boottime_s
+from moorage.worker.devices.gpu_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.job.environment import PATH_DEFAULT, SharingUnavailable
 from moorage.worker.session.member_messages import Member, MemberName
@@ -89,11 +90,14 @@ class ManagedMps:
         devices: Sequence[Device],
         folder: Path,
         modes: ComputeModes,
+        gpu_nodes: GpuNodes | None = None,
     ) -> None:
+        """With `gpu_nodes` the kernel refuses to a daemon the other GPUs, where the supervisor can have it do so."""
         self.owner: Final = owner_of(worker, MPS)
         self._link = link
         self._folder = folder
         self._modes = modes
+        self._gpu_nodes = gpu_nodes
         program = shutil.which(PROGRAM) or PROGRAM
         self._gpus = {
             slot: _Gpu(slot, device, home, MpsControl(program, home / "pipe", home / "log"))
@@ -255,6 +259,15 @@ class ManagedMps:
                     await self._stop(gpu)
                 raise SharingUnavailable("mps", str(fault)) from None
 
+    def _refused_nodes(self, device: Device) -> tuple[tuple[int, int, int], ...]:
+        """Return the devices that the kernel is to refuse to a daemon of this GPU. Raises MpsFault."""
+        if self._gpu_nodes is None or not self._link.device_fence:
+            return ()
+        try:
+            return self._gpu_nodes.refused_to([device])
+        except NodesUnknown as error:
+            raise MpsFault(f"the kernel cannot keep the daemon to its GPU: {error}") from None
+
     def _limits(self, gpu: _Gpu) -> Limits | None:
         """Return the greatest limits among the GPU's sharers; None if all of them are over meanwhile.
 
@@ -280,6 +293,7 @@ class ManagedMps:
             env={"PATH": PATH_DEFAULT, "CUDA_VISIBLE_DEVICES": gpu.device.uuid, **gpu.control.environment},
             on_partition="keep",
             output_cap_bytes=_LOG_BYTES_MAX,
+            refused_nodes=self._refused_nodes(gpu.device),
         )
         self._link.start([daemon])
         ends_s = asyncio.get_running_loop().time() + START_S
