@@ -20,8 +20,8 @@ ROOM = Path("worker")
 WORKER = Path("moorage", "worker")
 PROGRAMS = {
     WORKER / "supervisor" / "launcher.bin": "jobs will start more slowly",
-    WORKER / "drivers" / "entry.bin": "containers will get no secrets",
-    WORKER / "limiter" / "limiter.bin": "no share of a GPU can be limited",
+    WORKER / "drivers" / "container" / "entry.bin": "containers will get no secrets",
+    WORKER / "sharing" / "limiter" / "limiter.bin": "no share of a GPU can be limited",
 }
 
 

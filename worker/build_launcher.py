@@ -15,8 +15,8 @@ from pathlib import Path
 ROOM = Path(__file__).resolve().parent / "moorage" / "worker"
 SOURCES = {
     "launcher.bin": ROOM / "supervisor" / "launcher.c",
-    "entry.bin": ROOM / "drivers" / "entry.c",
-    "limiter.bin": ROOM / "limiter" / "limiter.c",
+    "entry.bin": ROOM / "drivers" / "container" / "entry.c",
+    "limiter.bin": ROOM / "sharing" / "limiter" / "limiter.c",
 }
 FLAGS = ("-O2", "-s", "-std=gnu11", "-Wall", "-Wextra")
 #: a library whose hooks call each other and no others of the same name; libdl is apart in images before glibc 2.34
