@@ -9,7 +9,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -56,14 +56,14 @@ print(json.dumps(found))
 pytestmark = [pytest.mark.slow, pytest.mark.downloads]
 
 
-def run(*command: str | Path, cwd: Path | None = None, **variables: str) -> Ran:
+def run(*command: str | Path, cwd: Path | None = None, more: Mapping[str, str] | None = None) -> Ran:
     done = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
         text=True,
         timeout=COMMAND_S_MAX,
         check=False,
-        env=environment(**variables),
+        env=environment(**(more or {})),
         cwd=cwd,
     )
     return Ran(done.returncode, done.stdout, done.stderr)
@@ -76,7 +76,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     if run(*pip, "download", "--no-deps", "--dest", folder / "index", "hatchling").code:
         pytest.skip("no index of packages answers")
-    built = run(*pip, "wheel", "--no-deps", "--wheel-dir", folder / "wheel", ROOT, CC="/nowhere/cc")
+    built = run(*pip, "wheel", "--no-deps", "--wheel-dir", folder / "wheel", ROOT, more={"CC": "/nowhere/cc"})
     assert built.code == 0, built.err
     (wheel,) = (folder / "wheel").iterdir()
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -112,7 +112,7 @@ def test_a_client_without_the_server_submits_follows_fetches_and_borrows(
     client: Path, node: Node, tmp_path: Path
 ) -> None:
     (tmp_path / "in.txt").write_text("brought\n")
-    done = run(client / "python", "-c", USES, cwd=tmp_path, **node.env())
+    done = run(client / "python", "-c", USES, cwd=tmp_path, more=node.env())
     assert done.code == 0, done.err
     assert done.frame == {
         "states": ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"],
@@ -133,7 +133,7 @@ def test_the_command_of_a_client_runs_jobs_and_looks_at_the_fleet_and_at_hosts_t
         (("plan", "--gpu", "8xA100", "--add", "1x8xA100", "--", "true"), "starts"),
         (("doctor",), "a scheduler or a worker needs more than a client's installation has"),
     ):
-        done = run(client / "moorage", *words, **node.env())
+        done = run(client / "moorage", *words, more=node.env())
         assert done.code == 0, done.err
         assert told in done.out
 
@@ -148,11 +148,12 @@ def test_the_command_of_a_client_runs_jobs_and_looks_at_the_fleet_and_at_hosts_t
         ("simulate", "fleet.csv"),
         ("replay",),
         ("demo",),
+        ("admin mig", "n01", "0", "whole"),
     ],
     ids=" ".join,
 )
 def test_a_command_of_the_server_says_the_fix_in_one_line(client: Path, words: tuple[str, ...], tmp_path: Path) -> None:
-    told = run(client / "moorage", *words, MOORAGE_HOME=str(tmp_path))
+    told = run(client / "moorage", *words[0].split(), *words[1:], more={"MOORAGE_HOME": str(tmp_path)})
     assert told.code == 1
     first, fix, *_ = told.err.splitlines()
     assert f"moorage {words[0]} needs more than a client's installation has" in first
