@@ -23,7 +23,7 @@ from tests.nvidia.stub import FOLDER_VARIABLE
 
 _HERE: Final = Path(__file__).parent
 _WORKER: Final = _HERE.parents[1] / "worker"
-_LIMITER: Final = _WORKER / "moorage" / "worker" / "limiter"
+_LIMITER: Final = _WORKER / "moorage" / "worker" / "sharing" / "limiter"
 _KEPT: Final = tempfile.TemporaryDirectory(prefix="moorage-limited-")
 #: devices that quick.c has, and the memory of each
 DEVICES: Final = 8

@@ -22,7 +22,7 @@ from typing import Final
 
 from moorage.schemas.job import STATES
 from tests.scheduler.driving import Driving
-from tests.workloads.reference import Waiting, World, could_ever, is_tried, waiting_in, why
+from tests.workloads.reference import Waiting, World, could_ever, is_kept_back, is_tried, waiting_in, why
 
 #: records in which the new leader places what it can
 RECORDS: Final = 3
@@ -94,10 +94,12 @@ def _is_placed(new: Driving, who: Waiting) -> bool:
 def _is_kept(world: World, new: Driving, who: Waiting, every: list[Waiting]) -> bool:
     """Whether it is the reservation of the old leader, kept by rule, for which it waits."""
     old, other = (drive.engine.planner.reserving.reservation for drive in (world.drive, new))
-    if old is None or why(world, who, every) != "reserved":
+    if old is None or not is_kept_back(world, who, every, set()):
         return False
     if other is None or (old.item, old.hosts) != (other.item, other.hosts) or not is_tried(who, every):
         return True
+    if new.state.half_life_ms:
+        return True  # time alone lets in a tenant to which more is owed: the old leader's next record, too
     if old.start_ms is None or other.start_ms is None:
         return False
     return old.start_ms < other.start_ms and new.now <= old.start_ms + NOTICED_MS

@@ -381,17 +381,14 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
         return "limit of another"
     if config.order == "fifo" and is_behind(world, who, every):
         return "ahead"
-    soon = left_too_soon(state, who)
-    taken, held_back = taken_back(world, who), reserved(world, who)
+    soon, taken = left_too_soon(state, who), taken_back(world, who)
     if not starts(world, who, ()):
         return "no room"
     if not starts(world, who, soon):
         return "leaving"
     if not starts(world, who, soon | taken):
         return "taken back"
-    if not starts(world, who, soon | taken | held_back) and not (surely_ends(world, who) and is_tried(who, every)):
-        return "reserved"
-    return ""
+    return "reserved" if is_kept_back(world, who, every, soon | taken) else ""
 
 
 def over_limit(world: World, who: Waiting) -> bool:
@@ -465,6 +462,13 @@ def reserved(world: World, who: Waiting, *, for_good: bool = True) -> set[int]:
     owner = as_waiting(world.drive.state.jobs[held.item >> 10], held.item & 1023)
     passes = alike(owner, who) or (for_good and _takes_over(world, who, owner))
     return set() if passes else set(held.hosts)
+
+
+def is_kept_back(world: World, who: Waiting, every: list[Waiting], closed: set[int]) -> bool:
+    """Whether the reservation keeps it from starting on workers that are not `closed`."""
+    if starts(world, who, closed | reserved(world, who)):
+        return False
+    return not (surely_ends(world, who) and is_tried(who, every))
 
 
 def _takes_over(world: World, who: Waiting, owner: Waiting) -> bool:

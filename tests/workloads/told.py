@@ -45,6 +45,8 @@ def confirm(world: World, found: dict[str, list[Waiting]]) -> list[str]:
             elif said == "reserved" and who.together == 1:
                 closed = taken_back(world, who) | reserved(world, who, for_good=False)
                 ok = reason != "no room" and not starts(world, who, closed)
+            elif said == "placing":  # with shares, time alone may let its tenant in: the next record places it
+                ok = reason == "reserved" and world.drive.state.half_life_ms > 0
             elif said == "ahead" and reason == "limit of another":  # both keep it, and either is true
                 ok = world.drive.config.order == "fifo" and is_behind(world, who, waiting_in(world.drive.state))
             else:
