@@ -22,7 +22,7 @@ from moorage.schemas.job import Request, Run
 WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.drivers.handler.embed": ("EmbeddedWorker",),
     "moorage.worker.drivers.handler.context": ("HandlerContext", "HandlerCancelled"),
-    "moorage.worker.lend.client": ("borrow", "BorrowedLease", "LeaseRefused"),
+    "moorage.bus.lend.client": ("borrow", "BorrowedLease", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),
 }
 #: names for drivers and rankers of one's own, by module: the page `reference/extending.md`

@@ -16,10 +16,11 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Output
+from moorage.system.device_environment import HostAtFault
 from moorage.system.proctree import kill_process, marks_of, scan_marks
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
 from moorage.worker.drivers.kit import Kit
-from moorage.worker.job.environment import HostAtFault, process_environment
+from moorage.worker.job.environment import process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 

@@ -21,6 +21,8 @@ import pytest
 
 import moorage
 from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.lend.client import LeaseRefused, recall
+from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
 from moorage.bus.transport import Delivery
 from moorage.client import AsyncClient, Client, Gpu, NoAgent, NotPermitted, Rejected, TimedOut
@@ -28,8 +30,6 @@ from moorage.client.lease import SOCKET_VARIABLE, SYSTEM_SOCKET, find_sockets, t
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device
 from moorage.testing import SimFleet, SimulatedClock
-from moorage.worker.lend.client import LeaseRefused, recall
-from moorage.worker.lend.protocol import SOCKET_NAME
 from tests.live.stack import QUICK, RealProcess, Stack, stack
 from tests.waiting import until
 

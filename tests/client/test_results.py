@@ -20,7 +20,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client import AsyncClient, JobFailed, NoOutput, handlers
-from moorage.worker.drivers.handler.results import result_bucket
+from moorage.schemas.handler import result_bucket
 from tests.live.stack import QUICK, Stack, stack
 from tests.waiting import until
 
@@ -29,7 +29,7 @@ SERVICE = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from moorage.worker.drivers.handler.embed import EmbeddedWorker
-from moorage.worker.drivers.handler.results import ResultStore
+from moorage.bus.results import ResultStore
 from moorage.worker.settings import WorkerSettings
 
 url, state, prefix, how = sys.argv[1:]

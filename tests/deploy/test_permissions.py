@@ -19,10 +19,11 @@ from moorage.bus.errors import BusError, NoResponders, PermissionRefused
 from moorage.bus.jetstream import JetStream
 from moorage.bus.link import OnError
 from moorage.bus.object_store import ObjectStore, files_store
+from moorage.bus.results import ResultStore
 from moorage.bus.transport import Delivery
+from moorage.schemas.handler import Result, line_of
 from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, Subjects
-from moorage.worker.drivers.handler.results import Result, ResultStore, line_of
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 

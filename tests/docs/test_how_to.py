@@ -17,6 +17,7 @@ from tests.docs.markdown import DOCS, page, pages
 NOT_RUN: Final = {
     "README.md": 2,  # the installation, and a job with an image: the how-to runs one
     "docs/how-to/follow-a-job-from-go.md": 1,
+    "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/keep-jobs-to-their-share.md": 1,  # a file that is not one of settings
     "docs/how-to/run-a-gang-with-torchrun.md": 1,
     "docs/how-to/run-as-a-service.md": 3,  # the installation, a user of the system, an image of a registry

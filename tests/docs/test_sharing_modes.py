@@ -18,11 +18,11 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import SHARING_MODES, GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.schemas.settings import NO_FILE
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.policy import Policy
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.nvml import open_nvml
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.container.docker import DockerDriver, DockerSettings

@@ -18,7 +18,7 @@ import pytest
 import moorage
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, JobFailed, Progress
-from moorage.worker.drivers.handler.results import result_bucket
+from moorage.schemas.handler import result_bucket
 from tests.live.stack import Stack, caller, stack
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "transcoder.py"

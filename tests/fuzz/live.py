@@ -28,11 +28,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.lend import protocol as leases
 from moorage.schemas import frames, job, operate
 from moorage.schemas.job import STATES, TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.lend import protocol as leases
 from moorage.worker.supervisor import protocol as supervisor
 from tests.frames.recorded import RELEASES, recorded
 from tests.fuzz.mutate import mutated

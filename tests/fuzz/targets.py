@@ -22,6 +22,7 @@ from moorage.bus import jetstream, jetstream_answers
 from moorage.bus.errors import BusError
 from moorage.bus.framing import parse_headers
 from moorage.bus.inbox import MUX_ALL, Answers
+from moorage.bus.lend import protocol as leases
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.ledger import record
 from moorage.scheduler.core.ledger.folding import FoldError
@@ -37,7 +38,6 @@ from moorage.schemas.settings import read_file
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import duration_s, size_bytes
 from moorage.worker.agent import journal
-from moorage.worker.lend import protocol as leases
 from moorage.worker.supervisor import journal as supervisor_journal
 from moorage.worker.supervisor import protocol as supervisor
 from moorage.worker.supervisor.client import Supervised, SupervisorGone

@@ -32,7 +32,7 @@ from moorage.schemas.settings import (
 )
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.units import duration_s, size_bytes
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.settings import WorkerSettings, worker_settings
 
 

@@ -38,13 +38,13 @@ from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.scheduler.questions import foresight
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.testing.bus.bus import FaultyNetwork, SimulatedBus
 from moorage.testing.bus.clock import SimulatedClock, Stalled
 from moorage.testing.bus.processes import Process
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.settings import WorkerSettings
 from tests.sim.callers import Callers

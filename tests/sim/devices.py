@@ -12,8 +12,9 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
+from moorage.system.simulated_hosts import SimulatedHost
 from moorage.worker.devices.readers.base import SlotReading, is_free
-from moorage.worker.devices.readers.simulated import BASELINE_MIB, SimulatedHost, SimulatedInventory
+from moorage.worker.devices.readers.simulated import BASELINE_MIB, SimulatedInventory
 
 #: seconds until the memory of a process that ended is free: mostly at once, and at times past `free_wait_s`
 FREED_AFTER_S: Final = (0.0, 0.0, 0.0, 0.4, 3.0, 14.0)

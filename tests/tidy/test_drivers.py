@@ -22,7 +22,7 @@ OWN: Final = {
     "worker/moorage/worker/drivers/container/podman.py": "podman",
     "worker/moorage/worker/drivers/container/podman_command.py": "podman",
     "worker/moorage/worker/drivers/handler/driver.py": "handler",
-    "worker/moorage/worker/drivers/handler/context.py": "handler",
+    "schemas/moorage/schemas/handler.py": "handler",
 }
 #: where else the name of a driver stands, and why. Take away from it; add nothing to it
 SAID: Final[dict[str, set[str]]] = {
@@ -55,12 +55,9 @@ SAID: Final[dict[str, set[str]]] = {
 #: where modules of a driver are imported outside of its folder: a service's own functions are one driver's whole
 #: purpose; a simulated fleet has those that run nothing; GPUs that VMs have are handed on by the agent
 IMPORTED: Final[dict[str, set[str]]] = {
-    "client/moorage/client/handlers.py": {"handler"},
-    "client/moorage/client/kept_files.py": {"handler"},
     "testing/moorage/testing/sim_fleet.py": {"handler", "noop"},
     "worker/moorage/worker/agent/run.py": {"vm"},
     "worker/moorage/worker/drivers/kit.py": {"vm"},
-    "worker/moorage/worker/job/attempt_files.py": {"handler"},
 }
 
 

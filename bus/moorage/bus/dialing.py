@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import importlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
@@ -222,8 +221,6 @@ def _options(context: Context) -> dict[str, Any]:
         "password": password if user else None,
         "token": token or None,
     }
-    if context.creds or context.nkey or context.user_seed:
-        _nkeys()
     if context.creds:
         options["user_credentials"] = context.creds
     elif context.user_jwt:
@@ -236,14 +233,7 @@ def _options(context: Context) -> dict[str, Any]:
     return options
 
 
-def _nkeys() -> Any:
-    try:
-        return importlib.import_module("nkeys")
-    except ImportError:
-        raise BadContext(
-            "creds and nkeys need the package `nkeys`", key="creds", next_step="pip install 'nats-py[nkeys]'"
-        ) from None
-
-
 def _sign(seed: str, nonce: str) -> bytes:
-    return base64.b64encode(_nkeys().from_seed(bytearray(seed.encode())).sign(nonce.encode()))
+    import nkeys  # loads libsodium, which most connections do not need
+
+    return base64.b64encode(nkeys.from_seed(bytearray(seed.encode())).sign(nonce.encode()))

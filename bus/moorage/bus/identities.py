@@ -1,7 +1,8 @@
 """Make keys and certificates of a site's users: once, private (0600). Only a key without its certificate is replaced.
 
 NKeys are Ed25519 keys in the spelling of NATS (nkeys.py). Certificates are for sites that have no authority of their
-own, or want one for a test. Needs the packages `nkeys` and `cryptography`, the extra `nats-config`.
+own, or want one for a test. Needs the package `cryptography`, the extra
+`nats-config`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import nkeys
 
 from moorage.bus.site import ORGANISATION, Identity, Site
 from moorage.schemas.errors import MoorageError, problem
@@ -28,12 +31,10 @@ VALID_DAYS: Final = 825
 #: a clock that is a little behind may see a certificate before it was made
 _EARLIER: Final = timedelta(hours=1)
 _SEED_BYTES: Final = 32
-_INSTALL: Final = "nkeys cryptography"
 
 
 def nkey(folder: Path, identity: Identity) -> str:
     """Return the public key of a user. If `<folder>/<key>.nk` does not exist, make a new seed there. Raises OSError."""
-    nkeys = optional("nkeys", _INSTALL)
     seed = kept(
         folder / f"{identity.key}.nk",
         lambda: nkeys.encode_seed(secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER) + b"\n",
@@ -67,7 +68,7 @@ def certificates(folder: Path, site: Site) -> None:
     The authority's own key stays in `ca.key`: take it off the servers, and bring it back to make another certificate.
     Raises OSError, MoorageError.
     """
-    optional("cryptography", _INSTALL)
+    optional("cryptography", "cryptography")
     wanted = [
         (f"server.{at + 1}", ("server", f"server-{at + 1}"), server.host) for at, server in enumerate(site.servers)
     ]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USAGE
-from moorage.cli.verbs import all_verbs, below, find
+from moorage.cli.verbs import OF_SERVER, all_verbs, below, find
 
 #: what a write to stdout ends with where its disk is full or its quota used up (write(2))
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -85,6 +85,10 @@ def run(words: Sequence[str]) -> int:
     except CannotRead as error:
         return _refuse("invalid-argument", str(error), words, error.fixes or (f"moorage {verb.name} --help",))
     try:
+        if verb.name in OF_SERVER:
+            from moorage.schemas.optional import need_server
+
+            need_server(f"moorage {verb.name}")
         return act() or 0
     except Exception as error:
         from moorage.schemas.errors import MoorageError

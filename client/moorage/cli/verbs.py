@@ -32,6 +32,9 @@ RUNNING: Final = "Running moorage"
 LOOKUP: Final = "Looking things up"
 FIRST_HELP_MAX: Final = 21
 
+#: the verbs that run a scheduler or a worker, decide as a scheduler does, or divide a GPU; they need the extra `server`
+OF_SERVER: Final = frozenset({"up", "scheduler", "worker", "demo", "simulate", "replay", "admin mig"})
+
 VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     JOBS: (
         Verb("run", "moorage.cli.jobs.run:run", "Run a command on GPUs, follow it, return its exit code."),

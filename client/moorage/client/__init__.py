@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from moorage.bus.lend.client import AskedBack
     from moorage.client.client import AsyncClient
     from moorage.client.errors import (
         BadContext,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
-    from moorage.worker.lend.client import AskedBack
 
 __all__ = [
     "Accepted",
@@ -120,7 +120,7 @@ _HOME: Final = {
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
-    "moorage.worker.lend.client": ("AskedBack",),
+    "moorage.bus.lend.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}
 

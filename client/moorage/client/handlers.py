@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.jetstream import JetStream
+from moorage.bus.results import ResultStore
 from moorage.client.errors import NoOutput, rejected
 from moorage.client.fields import FIELDS
 from moorage.client.follow.output import Piece
@@ -23,17 +24,18 @@ from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import Request
-from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.drivers.handler.context import DRIVER, HANDLER_NAME, INPUT_KEY
-from moorage.worker.drivers.handler.results import (
+from moorage.schemas.handler import (
+    DRIVER,
+    HANDLER_NAME,
+    INPUT_KEY,
     NOT_FINITE,
-    ResultStore,
     decode_inline,
     decode_result,
     not_finite,
     result_object,
 )
+from moorage.schemas.job import Request
+from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected

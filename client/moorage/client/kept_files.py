@@ -16,10 +16,10 @@ from moorage.client.errors import NotFound, rejected
 from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
+from moorage.schemas.handler import result_object
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import LEFT_OUT, BadArchive, Inflating, stays_below, unpack
-from moorage.worker.drivers.handler.results import result_object
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected

@@ -29,15 +29,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.bus.lend.client import AskedBack, BorrowedLease, LeaseRefused, borrow
+from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.bus.target import WORKERS_FOLDER, find_home, read_up
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import NoAgent, NotPermitted, client_problem, error_of, rejected, timed_out
 from moorage.client.gpus import gpu_spec
-from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec, as_one_replica, format_token
-from moorage.worker.job.environment import child_environment
-from moorage.worker.lend.client import AskedBack, BorrowedLease, LeaseRefused, borrow
-from moorage.worker.lend.protocol import SOCKET_NAME
+from moorage.system.device_environment import child_environment
 
 if TYPE_CHECKING:
     from moorage.schemas.frames import Device
@@ -245,12 +244,11 @@ def _why_none(simulates: str) -> str:
     """Return why the `moorage up` of this folder lends nothing, if it simulates several hosts; else ""."""
     if not simulates:
         return ""
-    from moorage.worker.agent.run import simulated_of
-    from moorage.worker.settings import WorkerSettings
+    from moorage.system.simulated_hosts import named_hosts
 
     try:
-        hosts = simulated_of(WorkerSettings(Path("unused"), simulate=simulates)) or ()
-    except Refused:
+        hosts = named_hosts(simulates)
+    except (OSError, ValueError):
         return ""
     if len(hosts) < 2:
         return ""

@@ -87,7 +87,7 @@ def _added(add: str | None) -> list[dict[str, Any]]:
     """Return the hosts to add: one entry for each kind of host, with their number."""
     if add is None:
         return []
-    from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
+    from moorage.system.simulated_hosts import simulated_hosts
 
     try:
         hosts = simulated_hosts(add, "add", ADDED_MAX)

@@ -31,13 +31,13 @@ from moorage.schemas.job import Request
 from moorage.schemas.operate import Act, Done, TenantRow
 
 if TYPE_CHECKING:
+    from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
-    from moorage.worker.lend.client import AskedBack
 
 
 class SyncJob(Handle[Job]):

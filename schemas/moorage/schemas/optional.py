@@ -1,11 +1,26 @@
-"""Imports packages that only some commands need."""
+"""Packages that only some programs need: those of the extra `server`, and those of single commands."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, problem
+
+#: modules of the extra `server` that a scheduler and a worker cannot do without
+_OF_SERVER: Final = ("numpy", "pynvml", "yaml")
+
+
+def need_server(what: str) -> None:
+    """Raise `MoorageError` (failed-precondition) with the command to run, unless the extra `server` is installed.
+
+    `what` needs it: a command or a class, as the message names it.
+    """
+    missing = [module for module in _OF_SERVER if find_spec(module) is None]
+    if missing:
+        why = f"{what} needs more than a client's installation has: no {', '.join(missing)}"
+        raise MoorageError(problem("failed-precondition", why, next="pip install 'moorage[server]'"))
 
 
 def optional(package: str, install: str) -> Any:

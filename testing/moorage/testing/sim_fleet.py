@@ -29,13 +29,16 @@ from typing import TYPE_CHECKING, Final, cast
 from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.jetstream import JetStream
+from moorage.bus.results import ResultStore
 from moorage.client.errors import rejected, timed_out
 from moorage.client.transport import Link
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.views import worker_state
 from moorage.scheduler.leader.reign import Reign
 from moorage.scheduler.leader.service import Scheduler
+from moorage.schemas.handler import HANDLER_NAME
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.system.simulated_hosts import SimulatedHost, simulated_hosts
 from moorage.testing.bus.bus import FaultyNetwork, SimulatedBus
 from moorage.testing.bus.clock import let_sleep
 from moorage.testing.bus.processes import Process
@@ -44,13 +47,10 @@ from moorage.testing.sim_upkeep import SimAgent, Upkeep
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.devices.readers.simulated import SimulatedHost, SimulatedInventory
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
+from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.handler.call import Handler
-from moorage.worker.drivers.handler.context import HANDLER_NAME
 from moorage.worker.drivers.handler.driver import LABEL_PREFIX, HandlerDriver
-from moorage.worker.drivers.handler.results import ResultStore
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.settings import WorkerSettings
 

@@ -17,12 +17,12 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End, Place, RollCall, Start
 from moorage.schemas.job import Request
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import Journal, MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from moorage.schemas.frames import Finding
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import FREE_TOLERANCE_MIB, DeviceProcess, SlotReading
 from moorage.worker.devices.readers.nvml import open_nvml
 from moorage.worker.devices.readers.simulated import BASELINE_MIB, SimulatedInventory
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from tests.nvidia.stub import Board, Stub
 
 PYTHON = DeviceProcess(4711, "python", 512)

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from moorage.schemas.frames import Device
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.devices.readers import cdi
 from moorage.worker.devices.readers.cdi import CdiError, Edits, Registry, SpecDevice, folders, read_registry, write_spec
 from moorage.worker.devices.readers.cdi_devices import cdi_names
 from moorage.worker.devices.readers.device_nodes import device_nodes
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from tests.nvidia.stub import Board, Stub
 
 GPU = "nvidia.com/gpu"

@@ -18,13 +18,13 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, End, Place
 from moorage.schemas.gpu import GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
+from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import check_host_ipc, check_request, config_of, uid_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.entry import Entries
 from moorage.worker.drivers.container.podman_command import PodmanSettings, words_of
-from moorage.worker.job.environment import SharingUnavailable
 from tests.engines import PROGRAMS, DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.stub import Board
 from tests.waiting import until
@@ -101,8 +101,8 @@ def test_no_other_container_has_the_hosts_ipc_namespace() -> None:
 
 def test_a_container_reaches_the_daemon_that_an_operator_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, log = tmp_path / "pipe", tmp_path / "log"
-    monkeypatch.setattr("moorage.worker.job.environment.MPS_PIPE_DIRECTORY", str(pipe))
-    monkeypatch.setattr("moorage.worker.job.environment.MPS_LOG_DIRECTORY", str(log))
+    monkeypatch.setattr("moorage.system.device_environment.MPS_PIPE_DIRECTORY", str(pipe))
+    monkeypatch.setattr("moorage.system.device_environment.MPS_LOG_DIRECTORY", str(log))
     with pytest.raises(SharingUnavailable, match="of a running daemon is missing"):
         config(request_of(), mps=None)
     pipe.mkdir()

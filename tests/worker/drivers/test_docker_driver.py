@@ -24,6 +24,7 @@ from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.agent.policy import Policy
 from moorage.worker.agent.rendezvous import own_address
 from moorage.worker.devices.readers import cdi
@@ -35,7 +36,6 @@ from moorage.worker.drivers.container.output import FOLDER, MARGIN_S, ContainerO
 from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.job.environment import SharingUnavailable
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable

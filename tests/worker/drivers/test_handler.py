@@ -21,12 +21,12 @@ from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Place
+from moorage.schemas.handler import INLINE_BYTES_MAX, result_bucket, result_object
 from moorage.schemas.job import Request
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
 from moorage.worker.drivers.handler.driver import HandlerDriver
 from moorage.worker.drivers.handler.embed import EmbeddedWorker
-from moorage.worker.drivers.handler.results import INLINE_BYTES_MAX, result_bucket, result_object
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until

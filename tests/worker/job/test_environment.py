@@ -9,17 +9,9 @@ import pytest
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Share
 from moorage.schemas.reserved_variables import OF_GANGS, RESERVED, warning_of
+from moorage.system.device_environment import JobEnvironment, SharingUnavailable, apply_tf_paths, child_environment
 from moorage.worker.devices.readers.drm import open_drm
-from moorage.worker.job.environment import (
-    Gang,
-    JobEnvironment,
-    SharingUnavailable,
-    apply_tf_paths,
-    child_environment,
-    gpu_environment,
-    lay_over,
-    process_environment,
-)
+from moorage.worker.job.environment import Gang, gpu_environment, lay_over, process_environment
 from tests.worker.made_up_sys import MadeUpMachine
 
 MEMBER = {"tenant": "vision", "job": "train-42", "replica": 2, "attempt": 1, "fence": 771}

@@ -17,20 +17,20 @@ from typing import Any
 import pytest
 
 import moorage
+from moorage.bus.lend.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
+from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.system import pidfds
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.run import start
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import DeviceProcess, SlotReading
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.lend import family, returning
 from moorage.worker.lend import server as lease_server
-from moorage.worker.lend.client import GIVEN_BACK, AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.lend.holder import Holder
-from moorage.worker.lend.protocol import SOCKET_NAME
 from moorage.worker.lend.server import LeaseServer
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleWatch
@@ -40,7 +40,7 @@ from tests.worker.agent.test_agent_process import agent_process, state_folder
 #: says what it holds, what it is asked, and that it lost it, a line each; gives back when asked, if told so
 HOLDER = """
 import asyncio, os, subprocess, sys
-from moorage.worker.lend.client import LeaseRefused, borrow
+from moorage.bus.lend.client import LeaseRefused, borrow
 
 async def main(path, gpu, how):
     if how == "nobody":

@@ -17,11 +17,11 @@ import pytest
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.frames import Place, Resized
 from moorage.schemas.gpu import Share
+from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import Worker, start
 from moorage.worker.agent.shell import Shell
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.devices.readers.simulated_hosts import simulated_hosts
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.member_messages import Log, MemberName

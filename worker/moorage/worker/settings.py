@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from moorage.bus.results import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import OTHERS, Device
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
@@ -54,8 +55,6 @@ FILES_BYTES_DEFAULT: Final = _GIB
 FILES_CACHE_DEFAULT: Final = 4 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 CONTROLLER: Final = ControllerSettings()
-RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
-RESULT_BYTES_DEFAULT: Final = 256 * _MIB
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
 MODES_SIMULATED: Final = ("exclusive", "mps", "time-slice")

@@ -15,8 +15,7 @@ import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import model_matches
-from moorage.worker.devices.readers.simulated import SimulatedHost
-from moorage.worker.devices.readers.simulated_hosts import MODELS, openb_hosts
+from moorage.system.simulated_hosts import MODELS, SimulatedHost, openb_hosts
 
 DATA: Final = Path(__file__).resolve().parent / "openb"
 GANG_RANKS: Final = 4

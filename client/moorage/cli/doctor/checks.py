@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from moorage.cli.doctor.check import Check, failed
 from moorage.cli.framework.options import TIMEOUT_DEFAULT, Options
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.optional import need_server
 
 
 async def all_checks(options: Options) -> AsyncIterator[Check]:
@@ -21,19 +22,24 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)
-    of_host = (
-        host.python(),
-        host.uvloop(),
-        host.launcher(),
-        host.users(),
-        host.cgroup(),
-        host.device_fence(),
-        await host.nvml(),
-        host.settings(),
-    )
-    for check in (*of_host, host.secrets(), host.root_jobs(), await host.limiter()):
-        if check is not None:
-            yield check
+    yield host.python()
+    try:
+        need_server("a scheduler or a worker")
+    except MoorageError as error:  # nothing is wrong with it: it is a client
+        yield Check("server", "ok", f"{error.problem.message}; to run one here: {error.problem.next}")
+    else:
+        of_host = (
+            host.uvloop(),
+            host.launcher(),
+            host.users(),
+            host.cgroup(),
+            host.device_fence(),
+            await host.nvml(),
+            host.settings(),
+        )
+        for check in (*of_host, host.secrets(), host.root_jobs(), await host.limiter()):
+            if check is not None:
+                yield check
     try:
         context = find_context(options.nats)
     except MoorageError as error:

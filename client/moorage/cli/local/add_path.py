@@ -33,7 +33,7 @@ def add_path(
 
     def act() -> None:
         nonlocal code
-        from moorage.worker.job.environment import apply_tf_paths
+        from moorage.system.device_environment import apply_tf_paths
 
         if not command:
             from moorage.client.errors import rejected

@@ -112,9 +112,9 @@ def _check_writable(files: list[Path]) -> None:
 
 def _hosts(fleet: str | None) -> list[SimHost]:
     from moorage.client.errors import rejected
+    from moorage.system.simulated_hosts import load_hosts, simulated_hosts
     from moorage.testing.simulate.openb_jobs import openb_hosts
     from moorage.testing.simulate.trace import SimHost
-    from moorage.worker.devices.readers.simulated_hosts import load_hosts, simulated_hosts
 
     if fleet is None:
         raise rejected("invalid-argument", "no hosts to simulate", next="name the hosts: --fleet 24x8xT4")

@@ -15,9 +15,11 @@ from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
+from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.system.collector import leave_what_stays
+from moorage.system.simulated_hosts import SimulatedHost, named_hosts
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
@@ -26,10 +28,9 @@ from moorage.worker.devices.changed_devices import devices_changed
 from moorage.worker.devices.gpu_nodes import GpuNodes
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
-from moorage.worker.devices.readers.simulated import SimulatedHost, SimulatedInventory
+from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.devices.readers.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.devices.readers.simulated_faults import FaultFile
-from moorage.worker.devices.readers.simulated_hosts import load_hosts, simulated_hosts
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
@@ -40,7 +41,6 @@ from moorage.worker.job.attempt_folders import FOLDERS, clear_unknown
 from moorage.worker.job.job_files import JobFiles
 from moorage.worker.job.output_keeper import OutputBounds
 from moorage.worker.job.secret_files import trouble_with_secrets
-from moorage.worker.lend.protocol import SOCKET_NAME
 from moorage.worker.lend.server import LeaseServer
 from moorage.worker.settings import WorkerSettings, mps_folder
 from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
@@ -264,9 +264,7 @@ def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
     if word is None:
         return None
     try:
-        if word.endswith((".toml", ".json")):
-            return load_hosts(Path(word))
-        return simulated_hosts(word, name=settings.worker or "sim")
+        return named_hosts(word, settings.worker or "sim")
     except OSError as error:
         why = f"no simulated fleet: {word} cannot be read: {error.strerror}"
         raise refuse("failed-precondition", why, field="$.simulate", found=word) from error

@@ -28,8 +28,9 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.job import Request, Run
+from moorage.system.device_environment import JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
-from moorage.worker.job.environment import Gang, JobEnvironment, gpu_environment
+from moorage.worker.job.environment import Gang, gpu_environment
 from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,

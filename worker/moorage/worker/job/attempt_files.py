@@ -12,8 +12,8 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.handler import result_object
 from moorage.schemas.printable import carried
-from moorage.worker.drivers.handler.results import result_object
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.job_files import FilesUnavailable, JobFiles
 from moorage.worker.session.member_messages import MemberName

@@ -26,9 +26,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
-from moorage.worker.job.environment import HostAtFault, LacksHere
+from moorage.worker.job.environment import LacksHere
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
 from moorage.worker.supervisor.child import StartRefused, resolve_user

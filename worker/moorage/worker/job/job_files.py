@@ -37,7 +37,7 @@ from moorage.system.archives import (
     link_stays_below,
     unpack,
 )
-from moorage.worker.job.environment import HostAtFault
+from moorage.system.device_environment import HostAtFault
 
 #: below the state folder
 CACHE: Final = "files"

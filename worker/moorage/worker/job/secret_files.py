@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 from moorage.schemas.job import Secret
 from moorage.schemas.names import SECRET_WORDS, is_secret
-from moorage.worker.job.environment import JobEnvironment, LacksHere, lay_over
+from moorage.system.device_environment import JobEnvironment
+from moorage.worker.job.environment import LacksHere, lay_over
 
 SECRET_BYTES_MAX: Final = 32 * 1024
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from moorage.bus.lend.protocol import Answer, AskedBack, frame
 from moorage.schemas.gpu import Sharing
 from moorage.worker.lend.family import Family
-from moorage.worker.lend.protocol import Answer, AskedBack, frame
 
 
 class Holder:

@@ -25,18 +25,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.schemas.errors import MoorageError, Problem, problem
-from moorage.schemas.gpu import GpuSpec
-from moorage.system.pidfds import open_peer
-from moorage.system.proctree import boottime_s
-from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
-from moorage.worker.devices.pool import GpuLease, GpuPool
-from moorage.worker.devices.readers.base import FREE_WAIT_S, Inventory, SlotReading
-from moorage.worker.lend.family import Family
-from moorage.worker.lend.holder import Holder
-from moorage.worker.lend.offer import check, matching
-from moorage.worker.lend.peer import listen_alone, watch
-from moorage.worker.lend.protocol import (
+from moorage.bus.lend.protocol import (
     FRAME_BYTES_MAX,
     NEVER_S,
     PROTOCOL,
@@ -51,6 +40,17 @@ from moorage.worker.lend.protocol import (
     Returned,
     read_request,
 )
+from moorage.schemas.errors import MoorageError, Problem, problem
+from moorage.schemas.gpu import GpuSpec
+from moorage.system.pidfds import open_peer
+from moorage.system.proctree import boottime_s
+from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
+from moorage.worker.devices.pool import GpuLease, GpuPool
+from moorage.worker.devices.readers.base import FREE_WAIT_S, Inventory, SlotReading
+from moorage.worker.lend.family import Family
+from moorage.worker.lend.holder import Holder
+from moorage.worker.lend.offer import check, matching
+from moorage.worker.lend.peer import listen_alone, watch
 from moorage.worker.lend.returning import Returning
 from moorage.worker.sharing.idle_watch import IdleWatch
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
+from moorage.system.simulated_hosts import SimulatedHost
 from moorage.worker.devices.readers.base import HeldUnknown, ReportFault, SlotReading, is_free
 from moorage.worker.devices.readers.cdi import KINDS, DeviceNode, Edits, SpecDevice, write_spec
 from moorage.worker.devices.readers.device_nodes import own_node
@@ -14,16 +14,6 @@ from moorage.worker.devices.readers.faults import Fault, Health, of_xid
 from moorage.worker.devices.readers.simulated_faults import FaultFile, Played
 
 BASELINE_MIB: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedHost:
-    """A simulated host. `name` is its worker id and seeds the uuids, so that it is the same machine each time."""
-
-    name: str
-    devices: tuple[Device, ...]
-    cpu_milli: int
-    memory_mib: int
 
 
 class SimulatedInventory:

@@ -7,9 +7,10 @@ from typing import Final
 
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import NOT_HERE, START_FAILED
+from moorage.system.device_environment import HostAtFault
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.drivers.container.engine import EngineError
-from moorage.worker.job.environment import HostAtFault, not_here, without_prefix
+from moorage.worker.job.environment import not_here, without_prefix
 
 #: messages of an engine if the job itself names something that does not exist
 _NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)

@@ -26,6 +26,7 @@ from moorage.schemas.driver_config import PodmanBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import NOT_HERE, LogPage, ReadLog
 from moorage.schemas.job import Request
+from moorage.system.device_environment import HostAtFault
 from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.devices.readers.cdi import CdiError, Registry, folders, read_registry
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver, Living
@@ -62,7 +63,7 @@ from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.process.driver import ENGINE, LACKS, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.environment import HostAtFault, LacksHere
+from moorage.worker.job.environment import LacksHere
 from moorage.worker.job.memory_folder import NoMemory
 from moorage.worker.job.secret_files import secret_variables
 from moorage.worker.session.member_messages import MemberName, Started

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from moorage.schemas.frames import Device
+from moorage.schemas.handler import DRIVER, INPUT_KEY
 from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
+from moorage.system.device_environment import child_environment
 from moorage.system.proctree import boottime_s
-from moorage.worker.job.environment import child_environment
 from moorage.worker.session.member_messages import MemberName
 
-HANDLER_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
 PROGRESS_TEXT_CHARS_MAX: Final = 200
-#: the name of the driver, and the one key of its part of a request's `driver_config`
-DRIVER: Final = "handler"
-INPUT_KEY: Final = "input"
 
 
 class HandlerCancelled(Exception):

@@ -22,29 +22,23 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from moorage.bus.results import CHUNK_BYTES
 from moorage.schemas import frames
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, problem, refuse
 from moorage.schemas.frames import RESULT, RESULT_LEVEL, ResultLine
+from moorage.schemas.handler import DRIVER, Result, encode_result, goes_together, line_of, result_object, together
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import ALL_JOBS
+from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler.call import Exited, Handler, at_once, contained, in_thread, words_of
-from moorage.worker.drivers.handler.context import DRIVER, HandlerCancelled, HandlerContext
-from moorage.worker.drivers.handler.results import (
-    CHUNK_BYTES,
-    Result,
-    encode_result,
-    goes_together,
-    line_of,
-    result_object,
-    together,
-)
-from moorage.worker.job.environment import SharingUnavailable, lay_over, not_here
+from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
+from moorage.worker.job.environment import lay_over, not_here
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck

@@ -26,8 +26,11 @@ import msgspec
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
+from moorage.bus.results import ResultStore
 from moorage.bus.target import find_context
 from moorage.schemas.errors import refuse
+from moorage.schemas.handler import HANDLER_NAME
+from moorage.schemas.optional import need_server
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
@@ -39,9 +42,8 @@ from moorage.worker.devices.readers.host import HostFacts, host_facts
 from moorage.worker.devices.readers.machine import open_machine
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.handler.call import Handler
-from moorage.worker.drivers.handler.context import HANDLER_NAME, HandlerContext
+from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.drivers.handler.driver import LABEL_PREFIX, HandlerDriver
-from moorage.worker.drivers.handler.results import ResultStore
 from moorage.worker.settings import WorkerSettings
 
 HANDLERS_MAX: Final = 32
@@ -65,6 +67,9 @@ class EmbeddedWorker:
     `settings.lent_slots` are for the service alone. A device must belong to one worker: if this machine's plain worker
     offered the same devices, both would lend them.
 
+    A client's installation has no part of this: without the extra `server`, it raises MoorageError with the command
+    that installs it.
+
     `on_overdue` is called in the event loop for a function that does not stop when asked. Nothing outlives the process:
     the jobs of a killed service are lost, and are placed again as often as their `retries_on_lost` allows.
     """
@@ -77,6 +82,7 @@ class EmbeddedWorker:
         inventory: Inventory | None = None,
         on_overdue: Callable[[HandlerContext], None] | None = None,
     ) -> None:
+        need_server("EmbeddedWorker")
         self._target = target
         self._settings = settings
         self._inventory = inventory

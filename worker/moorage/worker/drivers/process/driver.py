@@ -19,6 +19,7 @@ from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, L
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
+from moorage.system.device_environment import HostAtFault, JobEnvironment, check_sharing
 from moorage.worker.agent.descriptors import trouble_with_descriptors
 from moorage.worker.agent.policy import Policy
 from moorage.worker.devices.gpu_nodes import GpuNodes, NodesUnknown
@@ -38,7 +39,7 @@ from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import DISK, AttemptFolders, owner_ids
-from moorage.worker.job.environment import HostAtFault, JobEnvironment, check_sharing, not_here, process_environment
+from moorage.worker.job.environment import not_here, process_environment
 from moorage.worker.job.job_files import FilesUnavailable, JobFiles
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (

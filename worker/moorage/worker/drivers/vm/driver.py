@@ -24,6 +24,7 @@ from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
+from moorage.system.device_environment import HostAtFault
 from moorage.system.proctree import MARK_NAMES
 from moorage.worker.devices.readers.machine import sysfs_address
 from moorage.worker.drivers.base import Assignment, Driver, Living
@@ -35,7 +36,7 @@ from moorage.worker.drivers.vm.images import FORMATS, find, format_of
 from moorage.worker.drivers.vm.initramfs import WORK
 from moorage.worker.drivers.vm.passthrough import NotHandedOn
 from moorage.worker.drivers.vm.runner import SIGNALS, UP, VARIABLE, Plan
-from moorage.worker.job.environment import HostAtFault, LacksHere, process_environment
+from moorage.worker.job.environment import LacksHere, process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import check_rules

@@ -25,9 +25,9 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import SHARERS_MAX, Share
 from moorage.schemas.job import Request
+from moorage.system.device_environment import HostAtFault
 from moorage.system.private_files import replace_private
 from moorage.worker.job.attempt_folders import let_pass, owner_ids
-from moorage.worker.job.environment import HostAtFault
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.control import RATE

@@ -19,6 +19,7 @@ import re
 import uuid
 from codecs import BOM_UTF8
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,6 @@ import msgspec
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import UNITS
 from moorage.schemas.names import SIMULATED_UUID, worker_slug
-from moorage.worker.devices.readers.simulated import SimulatedHost
 
 HOSTS_MAX: Final = 100_000
 GPUS_PER_HOST_MAX: Final = 64
@@ -37,6 +37,16 @@ MEMORY_MIB_PER_GPU: Final = 128 * 1024
 CPU_HOST_MILLI: Final = 32_000
 CPU_HOST_MEMORY_MIB: Final = 128 * 1024
 _NAMESPACE: Final = uuid.UUID("5f0c3a4e-6f0e-5d6c-9f0a-8f1d3c7b2a90")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedHost:
+    """A simulated host. `name` is its worker id and seeds the uuids, so that it is the same machine each time."""
+
+    name: str
+    devices: tuple[Device, ...]
+    cpu_milli: int
+    memory_mib: int
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -79,6 +89,14 @@ _HOSTS: Final = re.compile(r"(?P<count>\d{1,9})x(?=\d+x|cpu$)")
 
 
 # ------------------------------------------------------------------------------------------------------ a fleet's word
+
+
+def named_hosts(word: str, name: str = "sim") -> list[SimulatedHost]:
+    """Return the hosts of a fleet as `--simulate` names it, by its word or by its `.toml` or `.json` file.
+
+    Raises ValueError for a wrong word or content, OSError for an unreadable file.
+    """
+    return load_hosts(Path(word)) if word.endswith((".toml", ".json")) else simulated_hosts(word, name)
 
 
 def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list[SimulatedHost]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -23,24 +22,15 @@ import msgspec
 
 from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_FULL, ERR_STREAM_NOT_FOUND, JetStream, JsError
-from moorage.schemas.errors import refuse
-from moorage.schemas.frames import VERSION, ResultLine
-from moorage.schemas.subjects import Subjects
-from moorage.worker.settings import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
+from moorage.schemas.handler import Result, result_bucket, together
 
-#: largest result; a larger one belongs in a store of the service's own, and the result should name the place
-RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
-#: a result up to this size is also sent on the log subject
-INLINE_BYTES_MAX: Final = 32 * 1024
-#: a result up to this size is stored together with others
-TOGETHER_BYTES_MAX: Final = 16 * 1024
-#: deepest nesting of arrays and objects in a result that is stored together with others
-NESTED_MAX: Final = 200
+#: how long results are kept in a bucket that is made here, in seconds, and their bytes at most
+RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
+RESULT_BYTES_DEFAULT: Final = 256 << 20
 #: most bytes of one message: a piece of an object, or small results
 CHUNK_BYTES: Final = 128 * 1024
 #: last token of the subject of messages with small results; for a piece of an object it is the object's id
 TOGETHER: Final = "together"
-NOT_FINITE: Final = "NaN or infinity, which JSON cannot hold"
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
 _SECOND_NS: Final = 10**9
@@ -62,88 +52,6 @@ class _Meta(msgspec.Struct, frozen=True):
 _decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
-class Result(msgspec.Struct, frozen=True):
-    """A function's return value as bytes; `content_type` says which Python type it had."""
-
-    content_type: str
-    data: bytes
-
-
-def encode_result(value: object) -> Result:
-    """Return a result from a value: `bytes` as they are, `str` as UTF-8, other values as JSON.
-
-    Raises Refused for a value that is none of these, that contains a float that is not finite, or that is too large.
-    """
-    if isinstance(value, bytes | bytearray | memoryview):
-        result = Result("application/octet-stream", bytes(value))
-    elif isinstance(value, str):
-        result = Result("text/plain; charset=utf-8", value.encode())
-    else:
-        try:
-            result = Result("application/json", _encode(value))
-            if b"null" in result.data and (place := not_finite("result", msgspec.to_builtins(value, enc_hook=_no_raw))):
-                raise refuse("invalid-argument", f"{place} is {NOT_FINITE}: return it as text, or leave it out")
-            if len(result.data) <= INLINE_BYTES_MAX:
-                _decode_raw(result.data)  # an invalid `msgspec.Raw` in it would spoil the lines of other results
-        except (TypeError, msgspec.MsgspecError) as error:
-            raise refuse("invalid-argument", f"the result is neither bytes nor text nor JSON: {error}") from None
-    if len(result.data) > RESULT_BYTES_MAX:
-        raise refuse("too-large", f"a result has at most {RESULT_BYTES_MAX} bytes", found=len(result.data))
-    return result
-
-
-def _no_raw(raw: msgspec.Raw) -> None:
-    """Give nothing for a `msgspec.Raw`: it is JSON already, and contains no float."""
-
-
-def not_finite(place: str, value: object) -> str:
-    """Return the place of a float in a plain value that the encoder would write as null: NaN or an infinity.
-
-    `place` is the value's own name; the answer is such as `result['loss'][0]`, and "" if all floats are finite.
-    """
-    waiting = [(place, value)]
-    while waiting:
-        place, value = waiting.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            return place
-        if isinstance(value, dict):
-            waiting.extend((f"{place}[{key!r}]", each) for key, each in value.items() if _may_be_unfit(each))
-        elif isinstance(value, list | tuple):
-            waiting.extend((f"{place}[{at}]", each) for at, each in enumerate(value) if _may_be_unfit(each))
-    return ""
-
-
-def _may_be_unfit(value: object) -> bool:
-    return not math.isfinite(value) if isinstance(value, float) else isinstance(value, dict | list | tuple)
-
-
-def decode_result(result: Result) -> Any:
-    """Return the function's value from a result: bytes, text, or decoded JSON.
-
-    Raises ValueError for invalid content.
-    """
-    if result.content_type == "application/json":
-        return msgspec.json.decode(result.data)
-    return result.data.decode() if result.content_type.startswith("text/") else result.data
-
-
-def inline(result: Result) -> object:
-    """Return a small result's value for the line on the log subject: raw JSON, text, or bytes in base64.
-
-    None if it is larger than `INLINE_BYTES_MAX` or nested too deeply.
-    """
-    if len(result.data) > INLINE_BYTES_MAX or _is_deep(result):
-        return None
-    if result.content_type == "application/json":
-        return msgspec.Raw(result.data)
-    return result.data.decode() if result.content_type.startswith("text/") else base64.b64encode(result.data).decode()
-
-
-def decode_inline(content_type: str, value: Any) -> Any:
-    """Return the function's value from the value that `inline` gave."""
-    return base64.b64decode(value) if content_type == "application/octet-stream" else value
-
-
 class _Line(msgspec.Struct, frozen=True):
     """A `ResultLine`, decoded for a search: its value stays undecoded."""
 
@@ -158,45 +66,7 @@ class _Lines(msgspec.Struct, frozen=True):
     results: list[_Line]
 
 
-_decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_lines: Final = msgspec.json.Decoder(_Lines).decode
-
-
-def goes_together(result: Result) -> bool:
-    """Return whether a result is stored in one message with others."""
-    return len(result.data) <= TOGETHER_BYTES_MAX and not _is_deep(result)
-
-
-def _is_deep(result: Result) -> bool:
-    """Return whether JSON is nested so deeply that a reader's stack may be too small for it."""
-    data = result.data
-    if result.content_type != "application/json" or data.count(b"[") + data.count(b"{") <= NESTED_MAX:
-        return False
-    level = [msgspec.json.decode(data)]
-    for _ in range(NESTED_MAX):
-        level = [each for v in level if isinstance(v, list | dict) for each in (v.values() if type(v) is dict else v)]
-    return any(isinstance(value, list | dict) for value in level)
-
-
-def line_of(name: str, result: Result) -> bytes:
-    """Return a `ResultLine` as JSON, with the value if `inline` gives one."""
-    small = inline(result)
-    return _encode(ResultLine(name, len(result.data), result.content_type, msgspec.UNSET if small is None else small))
-
-
-def together(lines: Sequence[bytes]) -> bytes:
-    """Return `Results` as JSON, with these lines."""
-    return b'{"kind":"results","v":%d,"results":[%b]}' % (VERSION, b",".join(lines))
-
-
-def result_bucket(prefix: str, tenant: str) -> str:
-    """Return the name of the tenant's bucket; its stream is `OBJ_<bucket>`."""
-    return Subjects(prefix).result_bucket(tenant)
-
-
-def result_object(job: str, replica: int, fence: int) -> str:
-    """Return the object's name; `fence` is in the event that made the replica RUNNING and SUCCEEDED."""
-    return f"{job}.{replica}.{fence}"
 
 
 class ResultStore:
