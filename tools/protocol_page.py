@@ -25,7 +25,7 @@ SUBJECTS: Final = """Of the kinds, *asked* is answered from memory, and what is 
 | --- | --- | --- | --- | --- |
 """
 ACTS_OF_OPERATORS: Final = (
-    "Sent to `moorage.admin.<verb>`. Unknown fields are refused, text is printable and bounded.\n"
+    "Sent to `moorage.admin.<operator>.<verb>`. Unknown fields are refused, text is printable and bounded.\n"
 )
 FRAMES: Final = """Everything that is sent or answered: what it is, every field, and one as it looks. `kind` tells them
 apart, and `v` is the version of the protocol. **A field that has its default may be left out**, so read it as the table

@@ -18,9 +18,11 @@ from moorage.cli.framework.screen import Screen, cut
 from moorage.cli.jobs import job_rows, show_ls_cancel, wait
 from moorage.cli.jobs.job_rows import jobs_table
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
+from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
 from moorage.client.errors import Rejected
 from moorage.schemas.errors import problem
+from moorage.schemas.frames import Change, Event
 from moorage.schemas.gpu import model_matches, parse_token
 from moorage.schemas.operate import Limit, TenantRow
 from moorage.schemas.units import many
@@ -534,3 +536,22 @@ def test_show_counts_the_replicas_of_a_job_by_their_state() -> None:
     data = {"replica_states": [{"replica": at, "state": name} for at, name in enumerate(states)]}
     assert show_ls_cancel._replicas(data) == "36 SUCCEEDED, 4 FAILED (36, 37, 38, 39)"
     assert show_ls_cancel._replicas({"replica_states": [{"replica": 0, "state": "RUNNING"}]}) == ""
+
+
+def test_the_line_of_many_replicas_counts_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    progress = Progress("wide", replicas=40)
+
+    def told(state: str, *changes: tuple[int, str]) -> str:
+        rows = [Change(rev, 0, replica, 1, each) for rev, (replica, each) in enumerate(changes)]
+        progress.event(Event("t", "wide", 1, state, 1, rows))
+        return screen.getvalue().rpartition("\x1b[K")[2]
+
+    assert told("QUEUED", (-1, "ACCEPTED")).startswith("wide  QUEUED  ")
+    assert "40 of 40 placed" in told("PLACED", *((replica, "PLACED") for replica in range(40)))
+    assert "wide  RUNNING  32 of 40 running, 8 placed  " in told("RUNNING", *((n, "RUNNING") for n in range(32)))
+    shown = told("RUNNING", *((n, "SUCCEEDED") for n in range(20)), (20, "FAILED"))
+    assert "20 of 40 succeeded, 11 running, 8 placed, 1 failed" in shown

@@ -277,6 +277,21 @@ def test_explain_says_for_whose_end_it_waits() -> None:
     assert "job j2, job j3" in found["because"]
 
 
+@pytest.mark.parametrize(("config", "priority", "says"), [(ON, 90, True), (ON, 79, False), (Config(), 90, False)])
+def test_explain_says_before_the_act_that_others_will_be_ended(config: Config, priority: int, says: bool) -> None:
+    drive = Driving(config)
+    drive.worker("w0", 1)
+    drive.submit("young", gpu={})
+    drive.settle()
+    drive.submit("urgent", gpu={}, priority=priority)
+    drive.pass_time(1_500)
+    found = waiting.explain_job(drive.engine, "t", "urgent")
+    assert isinstance(found, dict)
+    assert found["reason"] == "busy"
+    words = "jobs of a lower priority than 90 are preempted for it once they have run for 60 s, if that makes room"
+    assert found.get("because", "") == (words if says else "")
+
+
 @pytest.mark.parametrize("how", ["cancel", "hold"])
 def test_the_hosts_are_open_again_when_the_preemptor_goes(how: str) -> None:
     drive = running(replace(ON, reserve_after=1000.0))  # the jobs that ended have waited long, and would reserve them

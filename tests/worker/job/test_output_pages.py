@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,29 @@ def test_a_file_that_was_cut_says_so_and_its_notice_is_no_output(tmp_path: Path)
     assert (page.text, page.size, page.truncated, page.over, page.cut_to) == ("", 0, True, True, 0)
     pumped(path, 0, b"0123456789abcdef")
     assert (page_in(path).text, page_in(path).truncated) == ("", True)
+
+
+@contextlib.contextmanager
+def files_of(size: int) -> Iterator[None]:
+    """Let the system refuse to make a file longer, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 40, 100, 200])
+def test_a_file_says_that_it_was_cut_also_where_the_disk_has_no_room_for_a_word(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "f"
+    whole = b"0123456789" * 30
+    with files_of(size):
+        pumped(path, 1000, whole[:150], whole[150:])
+    page = page_in(path, limit=1000)
+    assert (page.truncated, page.over, page.cut_to) == (True, True, 0)
+    assert page.text.encode() == whole[: page.size]
+    assert page.size < size if size >= 100 else page.size == 0
 
 
 def test_a_long_stream_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:

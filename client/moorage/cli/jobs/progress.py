@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from moorage.cli.framework.console import is_live, plain, say
@@ -29,9 +30,12 @@ class Progress:
 
     Output goes to stdout and stderr as the job wrote it; with `labelled`, in whole lines that begin with their replica.
     With `whole`, the output should come from its beginning, so a first piece that begins later is reported as a loss.
+    The one line of a job with several `replicas` says how many are in which state.
     """
 
-    def __init__(self, job: str, *, quiet: bool = False, whole: bool = False, labelled: bool = False) -> None:
+    def __init__(
+        self, job: str, *, quiet: bool = False, whole: bool = False, labelled: bool = False, replicas: int = 1
+    ) -> None:
         self._job = job
         self._quiet = quiet
         self._whole = whole
@@ -45,6 +49,8 @@ class Progress:
         self._at_line_start = True
         self._simulated = False
         self._replicated = False
+        self._replicas = replicas
+        self._states: dict[int, str] = {}  # by replica
         self._labelled = Labelled() if labelled else None
         self._state = ""
         self._noted = ""
@@ -61,6 +67,10 @@ class Progress:
         if self._quiet:
             return
         self._replicated = self._replicated or any(change.replica > 0 for change in event.changes)
+        self._states.update({change.replica: change.state for change in event.changes if change.replica >= 0})
+        if self._rewrites and self._replicas > 1 and event.changes:
+            self._show("  ".join(filter(None, (self._tag(event.state), self._counted()))))
+            return
         for change in event.changes if not self._rewrites else event.changes[-1:]:
             words = [self._tag(change.state)]
             if change.worker:
@@ -78,6 +88,12 @@ class Progress:
             if not self._rewrites and self._accepted_ms is not None:
                 words.append(age(change.time_ms - self._accepted_ms))
             self._show("  ".join(words))
+
+    def _counted(self) -> str:
+        """Return `32 of 40 running, 3 succeeded`, the state of most replicas first; empty before any has a state."""
+        of = f" of {self._replicas}"
+        counts = [f"{count}{{of}} {name.lower()}" for name, count in Counter(self._states.values()).most_common()]
+        return ", ".join(words.format(of="" if at else of) for at, words in enumerate(counts))
 
     def waiting(self, explained: dict[str, Any]) -> None:
         """Show why the job waits, from the answer of `explain`."""

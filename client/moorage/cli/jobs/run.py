@@ -79,7 +79,8 @@ def run(
 
         labelled = request.replicas > 1 and not no_prefix
         try:
-            return await detachable(_follow(client, job_id, options, submit, labelled=labelled), detach, cancel)
+            following = _follow(client, job_id, options, submit, labelled=labelled, replicas=request.replicas)
+            return await detachable(following, detach, cancel)
         except BrokenPipeError:  # as of `| head`: its reader wants no more, and the job goes on
             if submitted:
                 _say_detached(job_id)
@@ -133,20 +134,20 @@ def logs(
 
             raise rejected("invalid-argument", "--tail must be 0 or more lines", found=tail, next="moorage logs --help")
         name = await one_id(client, job, "logs")
-        labelled = not (no_prefix or options.json) and replica is None and await _has_replicas(client, name)
+        replicas = 1 if options.json or replica is not None else await _replicas_of(client, name)
+        labelled = replicas > 1 and not no_prefix
         if no_follow or attempt is not None:
             return await _kept(client, name, options, tail, replica, attempt, labelled=labelled)
-        following = _follow(client, name, options, tail=tail, replica=replica, labelled=labelled)
+        following = _follow(client, name, options, tail=tail, replica=replica, labelled=labelled, replicas=replicas)
         return await detachable(following, lambda: _say_detached(name))
 
     gc.enable()
     return with_client(options, work)
 
 
-async def _has_replicas(client: AsyncClient, job: str) -> bool:
-    """Return whether the job has more than one replica."""
+async def _replicas_of(client: AsyncClient, job: str) -> int:
     shown = await client.job(job).show()
-    return len(shown.get("replica_states", ())) > 1 or shown.get("request", {}).get("replicas", 1) > 1
+    return max(len(shown.get("replica_states", ())), shown.get("request", {}).get("replicas", 1))
 
 
 async def _kept(
@@ -196,13 +197,14 @@ async def _follow(
     tail: int | None = None,
     replica: int | None = None,
     labelled: bool = False,
+    replicas: int = 1,
 ) -> int:
     """Begin to watch, then submit, so that no output is missed; show all of it. Returns the exit code."""
     from moorage.client.errors import JobFailed
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
 
-    progress = Progress(job, quiet=options.json, whole=tail is None, labelled=labelled)
+    progress = Progress(job, quiet=options.json, whole=tail is None, labelled=labelled, replicas=replicas)
     async with client.watch(job, past=True, tail=tail, replica=replica, notes=not options.json) as watch:
         if submit is not None:
             await submit()

@@ -22,6 +22,7 @@ from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.scheduler.questions import question_queue
+from moorage.scheduler.questions.question_fields import check_fields
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
@@ -319,8 +320,9 @@ def cancel_of(
 ) -> Cancel:
     """Return the cancel that these arguments ask for: `job`, and optionally `reason` and `by`, the caller's name.
 
-    Raises `Refused` if `job` is no job id.
+    Raises `Refused` if `job` is no job id, and for a field that a cancel does not have.
     """
+    check_fields("cancel", arguments)
     job = arguments.get("job")
     if not isinstance(job, str) or not is_job(job):
         raise refuse("invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed=JOB.pattern)

@@ -24,6 +24,7 @@ from moorage.scheduler.leader.inspection import Inspection, device_drift
 from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.scheduler.questions.logs import LogRelay, logs_asked
+from moorage.scheduler.questions.question_fields import check_fields
 from moorage.scheduler.questions.question_queue import contained
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
@@ -92,6 +93,7 @@ class Questions:
     def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Answer a tenant's question, now or later. Raises `Refused` for an invalid question."""
         engine = self._engine
+        check_fields(verb, arguments)
         if verb == "logs":
             self._logs(tenant, arguments, reply, json)
             return
@@ -175,6 +177,7 @@ class Questions:
 
         `operator` is the name in the subject.
         """
+        check_fields(verb, arguments)
         if verb == "fleet":
             self._fleet(arguments, reply, json)
         elif verb == "audit":

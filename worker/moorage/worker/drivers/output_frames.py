@@ -59,10 +59,13 @@ class Notes:
 
 
 class OutputFrames:
-    """Pieces of output, combined by member and stream. Half a character waits for its other half."""
+    """Pieces of output, combined by member and stream. Half a character waits for its other half.
+
+    Pieces may be missing between two others: what waits then is sent alone, at its own offset.
+    """
 
     def __init__(self) -> None:
-        self._decoders: dict[tuple[MemberName, str], codecs.IncrementalDecoder] = {}
+        self._halves: dict[tuple[MemberName, str], tuple[int, bytes]] = {}  # offset, and the bytes that wait
         self._pieces: dict[tuple[MemberName, str], tuple[int, list[bytes], int]] = {}
         self._frames: list[tuple[MemberName, bytes]] = []
 
@@ -82,10 +85,8 @@ class OutputFrames:
         for stream, size in (("stdout", event.stdout_bytes), ("stderr", event.stderr_bytes)):
             at = (name, stream)
             self._cut(at)
-            decoder = self._decoders.pop(at, None)
-            raw = decoder.getstate()[0] if decoder is not None else b""
-            text = decoder.decode(b"", final=True) if decoder is not None else ""
-            self._say(name, stream, size - len(raw), text, raw, end=True)
+            raw = self._half_before(at, size)
+            self._say(name, stream, size - len(raw), raw.decode(errors="replace"), raw, end=True)
 
     def take(self) -> list[tuple[MemberName, bytes]]:
         for at in list(self._pieces):
@@ -98,13 +99,21 @@ class OutputFrames:
         if found is None:
             return
         offset, pieces, _ = found
-        decoder = self._decoders.get(at)
-        if decoder is None:
-            decoder = self._decoders[at] = codecs.getincrementaldecoder("utf-8")("replace")
-        raw = decoder.getstate()[0] + b"".join(pieces)
-        offset += sum(map(len, pieces)) - len(raw)
-        text = decoder.decode(b"".join(pieces))
-        self._say(at[0], at[1], offset, text, raw[: len(raw) - len(decoder.getstate()[0])])
+        half = self._half_before(at, offset)
+        raw = half + b"".join(pieces)
+        offset -= len(half)
+        text, taken = codecs.utf_8_decode(raw, "replace")
+        if taken < len(raw):
+            self._halves[at] = (offset + taken, raw[taken:])
+        self._say(at[0], at[1], offset, text, raw[:taken])
+
+    def _half_before(self, at: tuple[MemberName, str], offset: int) -> bytes:
+        """Return the bytes that wait, and end where this offset begins; send others alone."""
+        begin, half = self._halves.pop(at, (offset, b""))
+        if begin + len(half) == offset:
+            return half
+        self._say(at[0], at[1], begin, half.decode(errors="replace"), half)
+        return b""
 
     def _say(self, name: MemberName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
         offset = max(offset, 0)

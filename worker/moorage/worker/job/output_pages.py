@@ -42,7 +42,8 @@ def read_page(path: Path, ask: ReadLog, is_over: bool) -> LogPage | None:
         raw = os.pread(descriptor, min(ask.limit, size - offset), offset)
     finally:
         os.close(descriptor)
-    return _page(ask, offset, raw, size, is_over, is_cut=cut is not None)
+    is_empty = is_over and about.st_size == 0  # a file is made with its first byte: there was no room for it
+    return _page(ask, offset, raw, size, is_over, is_cut=cut is not None or is_empty)
 
 
 def _ring_page(descriptor: int, ring: Ring, ask: ReadLog, is_over: bool) -> LogPage:

@@ -227,8 +227,23 @@ class OutputPump:
             self._overwrite(Ring(cap, head, head, cap), data[kept:])
             return
         if not self.dropped_bytes:
-            self._write(cut_notice(self.stream, self.written_bytes, disk_full=kept < len(part)))
+            self._write_notice(disk_full=kept < len(part))
         self.dropped_bytes += len(data) - kept
+
+    def _write_notice(self, *, disk_full: bool) -> None:
+        """End the file with the notice of a cut. Without room for it, it takes the place of the last bytes; a file that
+        is too short for that becomes empty, which says the same, as a silent stream has no file."""
+        notice = cut_notice(self.stream, self.written_bytes, disk_full=disk_full)
+        if self._write(notice) == len(notice) or self._file < 0:
+            return
+        kept = max(0, self.written_bytes - len(notice))
+        self.dropped_bytes += self.written_bytes - kept
+        self.written_bytes = kept
+        with contextlib.suppress(OSError):
+            if kept:
+                notice = cut_notice(self.stream, kept, disk_full=disk_full)
+                self._write_at(notice, kept)
+            os.ftruncate(self._file, kept + len(notice) if kept else 0)
 
     def _overwrite(self, ring: Ring, data: bytes) -> None:
         """Write the end of the stream over the oldest bytes of the ring.

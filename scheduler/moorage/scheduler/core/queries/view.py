@@ -6,11 +6,12 @@ each record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job
 from moorage.scheduler.core.lifecycle.sessions import Report
@@ -75,6 +76,19 @@ class View:
     def preempts(self) -> bool:
         """Whether jobs may be ended for other jobs at all."""
         return self._engine.planner.preempting.allowed
+
+    def preempts_later(self, job: Job, hosts: Iterable[Host]) -> str:
+        """Return by what right jobs on these hosts will be ended for this job, once they have run long enough; empty
+        for none."""
+        preempting, tenant = self._engine.planner.preempting, self._state.tenants[job.tenant]
+        priority_of, after_s = preempting.policy.priority_of, preempting.policy.runtime_ms / 1000
+        others = [member.replica.job for host in hosts for member in host.worker.members.values()]
+        own, soon = priority_of(job), f"once they have run for {after_s:g} s, if that makes room"
+        if preempting.reclaim and 0 < self._engine.shape_of(job).gpus <= tenant.guaranteed - tenant.gpus:
+            return f"its tenant is guaranteed these GPUs: jobs of tenants that borrow them are preempted, {soon}"
+        if own >= preempting.priority and any(priority_of(other) < own for other in others):
+            return f"jobs of a lower priority than {own} are preempted for it {soon}"
+        return ""
 
     @property
     def history_dropped(self) -> int:

@@ -326,7 +326,7 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
     if (names := arguments.get("jobs")) is not None:
         return _named(engine, tenant, names)
     limit = arguments.get("limit", 100)
-    if not isinstance(limit, int) or not 1 <= limit <= LS_MAX:
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LS_MAX:
         limits = "1..1000"
         return problem(
             "invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed=limits, next=LS_HELP

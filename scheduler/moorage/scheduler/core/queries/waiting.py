@@ -99,6 +99,8 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
     last = _last_why(job)
     if "because" not in data and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
         data["because"] = last
+    if reason is reasons.BUSY and (ends := View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX])):
+        data.setdefault("because", ends)
     return data
 
 
