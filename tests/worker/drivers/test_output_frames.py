@@ -21,7 +21,7 @@ def piece(offset: int, data: bytes) -> Output:
     return Output(key="k", stream="stdout", offset=offset, data=data)
 
 
-def test_half_a_character_before_a_gap_keeps_its_offset():
+def test_half_a_character_before_a_gap_keeps_its_offset() -> None:
     output = OutputFrames()
     output.add(NAME, piece(0, b"ab\xc3"))
     output.add(NAME, piece(100, b"cd\xe2\x82"))

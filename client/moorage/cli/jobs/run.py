@@ -147,7 +147,7 @@ def logs(
 
 async def _replicas_of(client: AsyncClient, job: str) -> int:
     shown = await client.job(job).show()
-    return max(len(shown.get("replica_states", ())), shown.get("request", {}).get("replicas", 1))
+    return max(len(shown.get("replica_states", ())), int(shown.get("request", {}).get("replicas", 1)))
 
 
 async def _kept(
