@@ -38,7 +38,7 @@ def test_half_a_character_before_a_gap_keeps_its_offset() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_frame_has_the_bytes_that_its_offsets_name(seed: int):
+def test_each_frame_has_the_bytes_that_its_offsets_name(seed: int) -> None:
     draw = random.Random(seed)
     letters = ["a", "ä", "€", "😀", "\n"]
     whole = b"".join(
