@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from tests.mutants.files import ROOT
-from tests.mutants.library import CORE, config, core_files, count, tests_of
+from tests.mutants.library import CORE, config, core_files, counts, named_tests
 
 
 def test_each_file_of_the_core_has_tests_that_run_for_its_mutants() -> None:
-    assert tests_of(CORE / "queue" / "queue.py") == Path("tests/scheduler/queue")
+    own, folder = named_tests(CORE / "queue" / "queue.py")
+    assert (own, folder) == (Path("tests/scheduler/queue/test_queue.py"), Path("tests/scheduler/queue"))
     for file in core_files():
-        assert list((ROOT / tests_of(file)).rglob("test_*.py")), file
+        assert list((ROOT / named_tests(file)[-1]).rglob("test_*.py")), file
 
 
-def test_the_library_is_told_one_file_and_its_tests() -> None:
-    told = tomllib.loads(config(CORE / "queue" / "queue.py"))["cosmic-ray"]
-    assert told["module-path"] == "scheduler/moorage/scheduler/core/queue/queue.py"
-    assert told["test-command"].endswith("-m 'not slow' tests/scheduler/queue")
+def test_the_library_is_given_one_file_and_its_tests() -> None:
+    given = tomllib.loads(config(CORE / "queue" / "queue.py"))["cosmic-ray"]
+    assert given["module-path"] == "scheduler/moorage/scheduler/core/queue/queue.py"
+    assert given["test-command"].endswith("-m 'not slow' tests/scheduler/queue/test_queue.py tests/scheduler/queue")
 
 
-def test_a_report_is_counted_and_one_that_cannot_be_read_is_no_report() -> None:
-    report = "total jobs: 40\ncomplete: 25 (62.50%)\nsurviving mutants: 3 (12.00%)\n"
-    assert [count(report, name) for name in ("total jobs", "complete", "surviving mutants")] == [40, 25, 3]
-    with pytest.raises(ValueError, match="surviving"):
-        count("total jobs: 40", "surviving mutants")
+def test_mutants_that_are_left_out_or_were_not_tried_count_neither_as_caught_nor_as_survivors(tmp_path: Path) -> None:
+    session = tmp_path / "session.sqlite"
+    with sqlite3.connect(session) as base:
+        base.execute("CREATE TABLE work_items (job_id)")
+        base.execute("CREATE TABLE work_results (job_id, worker_outcome, test_outcome)")
+        base.executemany("INSERT INTO work_items VALUES (?)", [(number,) for number in range(6)])
+        results = [(0, "SKIPPED", None), (1, "NORMAL", "KILLED"), (2, "NORMAL", "KILLED"), (3, "NORMAL", "SURVIVED")]
+        base.executemany("INSERT INTO work_results VALUES (?, ?, ?)", results)
+    base.close()
+    assert counts(session) == (5, 2, 1)
