@@ -35,8 +35,9 @@ moorage() {{ {python} -m moorage.cli "$@"; }}
 class Terminal:
     """Windows of one tmux session, each with a shell in the same folder. Window 0 is there from the start."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rows: int = ROWS) -> None:
         self.folder = folder
+        self._rows = rows
         self.typed = ""
         self._asked: dict[int, int] = {}
         self._socket = folder / "tmux"
@@ -44,7 +45,7 @@ class Terminal:
         self._shell.write_text(_SHELL.format(python=shlex.quote(sys.executable)))
 
     def open(self) -> None:
-        self._tmux("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-s", "s", *self._bash())
+        self._tmux("new-session", "-d", "-x", str(COLUMNS), "-y", str(self._rows), "-s", "s", *self._bash())
 
     def window(self) -> None:
         """One more, with the next number."""
@@ -72,12 +73,13 @@ class Terminal:
         )
         return done.stdout
 
-    def type(self, line: str, window: int = 1) -> None:
-        """Clear the screen and enter a line; `typed` has it then."""
+    def type(self, line: str, window: int = 1, clear: bool = True) -> None:
+        """Clear the screen, unless `clear` is false, and enter a line; `typed` has it then."""
         self.typed = line
         self._asked[window] = self._prompts(window)
-        self._tmux("send-keys", "-R", "-t", f"s:{window}")  # what stands there is never taken for what comes
-        self._tmux("send-keys", "-t", f"s:{window}", "-l", f"clear; {line}")
+        if clear:
+            self._tmux("send-keys", "-R", "-t", f"s:{window}")  # what stands there is never taken for what comes
+        self._tmux("send-keys", "-t", f"s:{window}", "-l", f"clear; {line}" if clear else line)
         self._tmux("send-keys", "-t", f"s:{window}", "Enter")
 
     def _prompts(self, window: int) -> int:
@@ -91,6 +93,10 @@ class Terminal:
     def screen(self, window: int = 1) -> str:
         """What stands there, without the empty end."""
         return self._tmux("capture-pane", "-p", "-t", f"s:{window}").rstrip()
+
+    def coloured(self, window: int = 1) -> str:
+        """Return what `screen` returns, with the escape sequences for colours."""
+        return self._tmux("capture-pane", "-e", "-p", "-t", f"s:{window}").rstrip()
 
     async def shows(self, *wanted: str, window: int = 1) -> str:
         """Wait until all of this stands there; the screen then."""
@@ -119,10 +125,10 @@ class Terminal:
 
 
 @contextlib.asynccontextmanager
-async def terminal() -> AsyncIterator[Terminal]:
+async def terminal(rows: int = ROWS) -> AsyncIterator[Terminal]:
     """A terminal in a folder of its own; what runs in it ends with it."""
     with tempfile.TemporaryDirectory(prefix="moorage-screen-", ignore_cleanup_errors=True) as folder:
-        made = Terminal(Path(folder))
+        made = Terminal(Path(folder), rows)
         made.open()
         try:
             yield made

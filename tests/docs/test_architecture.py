@@ -74,7 +74,3 @@ def test_recipes_count_their_files() -> None:
 )
 def test_a_recipe_names_what_its_precedent_touches(title: str, found: set[str]) -> None:
     assert set(RECIPES[title][1]) == found
-
-
-def test_the_map_stays_short() -> None:
-    assert len(PAGE.splitlines()) <= 220

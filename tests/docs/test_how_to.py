@@ -15,7 +15,7 @@ from tests.docs.markdown import DOCS, page, pages
 
 #: blocks of the docs that no test runs, by page: add to it with the reason above the block, and take away from it
 NOT_RUN: Final = {
-    "README.md": 2,  # the installation, and a job with an image: the how-to runs one
+    "README.md": 1,  # the installation
     "docs/how-to/follow-a-job-from-go.md": 1,
     "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/keep-jobs-to-their-share.md": 1,  # a file that is not one of settings

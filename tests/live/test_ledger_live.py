@@ -29,7 +29,7 @@ from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.leader import reign, service
-from moorage.scheduler.leader.write_stall import NOT_CONNECTED, stall_problem
+from moorage.scheduler.leader.write_stall import NOT_CONNECTED, stall_problem, what_next
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.ledger.snapshots import Snapshots, follow_and_write, recover
@@ -311,6 +311,25 @@ async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(
         ], said  # fmt: skip
         state, _ = await here.folded()
         assert (state.digest, set(state.tenants["acme"].jobs)) == (one.state.digest, {"a", "b"})
+
+
+async def test_the_advice_is_that_of_a_full_ledger_once_the_stream_has_a_leader_again(
+    nats_server: Server, unique: str
+) -> None:
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        config = (await here.js.stream_info(here.subjects.ledger_stream)).config
+        update = f"$JS.API.STREAM.UPDATE.{here.subjects.ledger_stream}"
+        await here.connection.request(update, msgspec.json.encode({**config, "max_msgs": 1}), 5)
+        appending = asyncio.create_task(one.append("a"))
+        await until(lambda: one.wire.sent > 1, what="it is tried again")
+        one.ledger.appending.headless = True  # as a read that found no leader of the stream says
+        tried = one.wire.sent
+        await until(lambda: one.wire.sent > tried + 1, what="it is tried again")
+        assert "room" in what_next(one.ledger.appending)
+        await here.connection.request(update, msgspec.json.encode(config), 5)
+        assert await appending == 2
 
 
 # -------------------------------------------------------------------------------------------------------------- junk

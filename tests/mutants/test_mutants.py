@@ -121,3 +121,7 @@ def test_the_copy_that_is_broken_has_every_folder_that_tests_import() -> None:
     texts = "\n".join(source_of(file) for file in (ROOT / "tests").rglob("*.py"))
     imported = set(re.findall(r"^\s*(?:from|import) (\w+)", texts, re.MULTILINE))
     assert imported & folders - set(COPIED) == set()
+
+
+def test_the_file_of_every_mutant_is_in_the_copy_that_is_broken() -> None:
+    assert {file_of(mutant).partition("/")[0] for mutant in read_mutants()} <= set(COPIED)

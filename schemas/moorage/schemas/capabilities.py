@@ -24,8 +24,8 @@ class Enforced(msgspec.Struct, frozen=True, gc=False):
     """How strictly a job is kept to its part of a device. A level that this release does not know counts as
     advisory."""
 
-    memory: str = "advisory"  # hard, guarded or advisory
-    compute: str = "advisory"  # the same
+    memory: str = "advisory"  # how memory is enforced: hard, guarded or advisory
+    compute: str = "advisory"  # how compute time is enforced: hard, guarded or advisory
 
 
 ADVISORY: Final = Enforced()
@@ -71,8 +71,8 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     #: how an attempt takes another part of its device while it runs, by sharing mode: live, next-attempt or counted. A
     #: worker that does not report a mode cannot change what an attempt has
     resizes: dict[str, str] = {}
-    #: how its jobs are kept to their part of a device, by sharing mode. A mode that is not here: exclusive is hard, as
-    #: all of the device is the job's, and the others are advisory, or refused to jobs of this driver
+    #: how its jobs are kept to their part of a device, by sharing mode. For a mode that is not listed: exclusive is
+    #: hard, since all of the device is the job's; the others are advisory, or refused to jobs of this driver
     enforced: dict[str, Enforced] = {}
 
 

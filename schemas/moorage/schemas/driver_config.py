@@ -44,12 +44,12 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     The class variables say how a request names exact devices for that driver.
     """
 
-    #: what an id may look like, and that in words; None: no worker with this driver can give an exact device
+    #: the pattern of an id, and the same in words; None: no worker with this driver can give an exact device
     ids: ClassVar[re.Pattern[str] | None] = None
     ids_are: ClassVar[str] = "none"
     #: whether an id may be a number, or empty, which is any device
     loose: ClassVar[bool] = False
-    #: GPUs of one replica at most
+    #: most GPUs of one replica
     gpus_max: ClassVar[int] = GPUS_PER_REPLICA_MAX
 
 
@@ -74,13 +74,13 @@ class NoopBlock(ProcessBlock, frozen=True, kw_only=True, omit_defaults=True):
 class HandlerBlock(ProcessBlock, frozen=True, kw_only=True, omit_defaults=True):
     """The block of the driver `handler`, which calls a function of a service."""
 
-    input: Any = None  # of the function: any JSON value
+    input: Any = None  # the function's input: any JSON value
 
 
 class _Image(_Devices, frozen=True, kw_only=True, omit_defaults=True):
     """An image, and the devices that a job wants."""
 
-    image: str | None = None  # in place of `run.image`
+    image: str | None = None  # container or VM image, in place of `run.image`
 
 
 class DockerBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,8 +89,8 @@ class DockerBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
 
     ids, ids_are = _ANY_ID, "a CDI name, a uuid or an index"
 
-    ports: list[int] | None = None  # the container's own TCP ports that are to be reached from outside of its host
-    #: size of the container's /dev/shm in MiB; null is the worker's setting. It counts as memory of the job
+    ports: list[int] | None = None  # the container's own TCP ports that can be reached from outside of its host
+    #: size of the container's /dev/shm in MiB; it counts as memory of the job. null: the worker's setting
     shm_mib: int | None = None
 
 

@@ -80,9 +80,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     `retry_after_s` is in seconds, and only there if sending again can help.
     """
 
-    code: str  # one of a closed list; decide by it, not by the message
+    code: str  # one of a closed list; programs decide by it, not by the message
     message: str
-    fault: str = ""  # whose it is: caller, fleet and so on
+    fault: str = ""  # who caused it: caller, fleet and so on
     field: str = ""
     found: str = ""
     allowed: str = ""

@@ -37,8 +37,8 @@ _PROFILE: Final = re.compile(r"(?:[1-7]c\.)?[1-7]g\.[0-9]{1,4}gb(?:[+-][a-z.]{1,
 class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """How the ranks of a gang meet. One replica that is no gang is rank 0 of 1, and meets itself on its host."""
 
-    backend: str = "nccl"  # nccl, gloo, mpi or any other word
-    master_port: int = 29500  # 1..65535; where it is taken, the next free one
+    backend: str = "nccl"  # name of the backend: nccl, gloo, mpi or any other word
+    master_port: int = 29500  # TCP port, 1..65535; if it is taken, the next free one
 
     def __post_init__(self) -> None:
         if not 1 <= self.master_port <= 65535:
@@ -48,10 +48,10 @@ class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The part of one device that a sharer asks for."""
 
-    memory_mib: int = 0  # 0 is not counted
-    compute_percent: int = 100  # 1..100
-    #: in place of compute_percent: a number, alone or with m, k, K, M or G behind it, of one model that is named. The
-    #: scheduler turns it into a percentage as it accepts the job
+    memory_mib: int = 0  # MiB of each GPU; 0 is not counted
+    compute_percent: int = 100  # percentage of a GPU's compute time, 1..100
+    #: TFLOPS in place of compute_percent: a number, alone or followed by m, k, K, M or G. The request names one model;
+    #: the scheduler turns the number into a percentage as it accepts the job
     tflops: str | None = None
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Enforce(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     """The lowest levels at which the worker must keep the job to its part of a GPU; null accepts any level."""
 
     memory: Level | None = None  # hard, guarded or advisory
-    compute: Level | None = None  # the same
+    compute: Level | None = None  # hard, guarded or advisory
 
 
 class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -84,27 +84,29 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     What no fleet could have is refused as `invalid-argument`, with the path of the field.
     """
 
-    count: int = 1  # GPUs a replica, 1..64, all of one host
-    vendor: str | None = None  # null: nvidia, or any where a model is named; "" is any
+    count: int = 1  # number of GPUs of a replica, 1..64, all of one host
+    vendor: str | None = None  # vendor of the GPU; "" is any. null: nvidia, or any vendor if a model is named
     mode: str | None = None  # native or vm; reserved for Apple GPUs, which no driver supports: it waits
-    model: str | list[str] | None = None  # whole words of its name, in any case; `~A10` inside a word, too
-    min_memory_mib: int | None = None  # of each GPU
-    min_compute_capability: str | None = None  # of each GPU, as NVIDIA counts it: 8.0; other vendors' have none
+    model: str | list[str] | None = None  # whole words of the GPU's name, in any case; `~A10` also inside a word
+    min_memory_mib: int | None = None  # least memory of each GPU, MiB
+    #: least compute capability of each GPU, as NVIDIA counts it: 8.0; GPUs of other vendors have none
+    min_compute_capability: str | None = None
     #: a MIG slice of this profile, as 1g.10gb, in place of a whole GPU; without it a slice answers only a request that
     #: names nothing but memory
     profile: str | None = None
-    sharing: Sharing | None = None  # null is exclusive
-    share: Share | None = None  # what part of the GPU, with mps and time-slice
-    enforce: Enforce | None = None  # how its part has to be kept; workers that do less are left out
-    #: replicas as there is room (null, too), all at once or none, or as there is room on hosts with the fewest of them
+    sharing: Sharing | None = None  # sharing mode: exclusive, mps or time-slice; null is exclusive
+    share: Share | None = None  # part of each GPU, with mps and time-slice
+    enforce: Enforce | None = None  # least enforcement of its part; workers that do less are left out
+    #: when replicas start: each as there is room (also null), all at once or none, or as there is room on the hosts
+    #: with the fewest of them
     scheduling: Scheduling | None = None
-    #: which GPU a sharer gets: the one with the most other sharers, or with the fewest; null: as the ranker chooses
+    #: a sharer's GPU: the one with the most other sharers, or with the fewest; null: as the ranker chooses
     prefer: Literal["pack", "spread"] | None = None
-    distributed: Distributed | None = None  # of a gang, or of one replica
-    mps_pipe_dir: str | None = None  # of the MPS daemon, where it is not the default
-    mps_log_dir: str | None = None  # the same; both are absolute, and need sharing mps
-    time_slice_index: int | None = None  # this GPU of the host and no other, with time-slice
-    time_slicing_config_path: str | None = None  # an absolute path that must be there, with time-slice
+    distributed: Distributed | None = None  # settings of the processes of a gang, or of one replica
+    mps_pipe_dir: str | None = None  # the MPS daemon's pipe directory, absolute, with sharing mps; null is the default
+    mps_log_dir: str | None = None  # the MPS daemon's log directory, absolute, with sharing mps; null is the default
+    time_slice_index: int | None = None  # index of the one GPU of the host that the job takes, with time-slice
+    time_slicing_config_path: str | None = None  # absolute path of a file that must exist on the host, with time-slice
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= GPUS_PER_REPLICA_MAX:

@@ -64,9 +64,9 @@ class Secret(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """Host resources per replica: `cpu_milli` in thousandths of a core, `memory_mib` in MiB."""
 
-    cpu_milli: int = 0  # 4000 is four cores
-    memory_mib: int = 0  # of the host
-    enforce: Literal["advisory", "hard"] = "advisory"  # hard: only on a worker that ends a job which takes more memory
+    cpu_milli: int = 0  # thousandths of a CPU core: 4000 is four cores
+    memory_mib: int = 0  # memory of the host, MiB
+    enforce: Literal["advisory", "hard"] = "advisory"  # hard: only a worker that ends a job which takes more memory
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_milli <= 10**9:
@@ -85,22 +85,23 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     `context.checkpoint_asked`. In all other cases a job ends by SIGTERM, and has `grace_s` to save what there is.
     """
 
-    driver: str = DRIVER_DEFAULT  # what runs it; workers say in hello which drivers they have
-    argv: list[str] = []  # the program and its words; no shell reads them
+    driver: str = DRIVER_DEFAULT  # name of the driver; workers say in hello which drivers they have
+    argv: list[str] = []  # the program and its arguments; no shell reads them
     env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
     image: str | None = None  # container or VM image; `driver_config.<driver>.image` overrides it
-    #: where it starts: a folder of the worker, absolute, or one below the attempt's own, relative; null is that itself
+    #: working directory: absolute on the worker, or relative to the attempt's own folder; null is the attempt's folder
     cwd: str | None = None
-    #: files unpacked into the attempt's folder before it starts: the SHA-256 of their tar file, which is the name of an
-    #: object in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
+    #: SHA-256 of the tar file that is unpacked into the attempt's folder before it starts. It is the name of an object
+    #: in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
     files: str | None = None
-    #: what is stored of the attempt's folder at its end, before the job has SUCCEEDED: patterns as in a .gitignore
+    #: patterns as in a .gitignore: the files of the attempt's folder that are stored at its end, before the job has
+    #: SUCCEEDED
     keep: list[str] = []
-    user: str | None = None  # whom it runs as; null is the agent's own user
-    timeout_s: float | None = None  # how long one attempt may run
-    grace_s: float = 10.0  # from SIGTERM to SIGKILL
-    checkpoint_signal: str | None = None  # such as SIGUSR1: time to save; see above
-    checkpoint_before_s: float = 60.0  # how long before its end that signal comes
+    user: str | None = None  # user that the job runs as; null is the agent's own user
+    timeout_s: float | None = None  # most seconds that one attempt may run
+    grace_s: float = 10.0  # seconds from SIGTERM to SIGKILL
+    checkpoint_signal: str | None = None  # signal that gives the job time to save, such as SIGUSR1; see above
+    checkpoint_before_s: float = 60.0  # seconds from that signal to the end of the attempt
 
     def __post_init__(self) -> None:
         check_command(self.driver, self.argv)
@@ -243,7 +244,7 @@ class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     count: int | None = None
     # not written where it was not sent: what was stored of a request of release 0.2 has none
     device_ids: list[str] | UnsetType = UNSET  # the same as `driver_config.<driver>.gpu_device_ids`; [] is none
-    device_id: str | UnsetType = UNSET  # one of them
+    device_id: str | UnsetType = UNSET  # one device id, in place of `device_ids`
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
@@ -272,33 +273,34 @@ class Template(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What a service asks for. Only `run` is required. Unknown fields are refused."""
 
-    job: str | None = None  # its id, `[A-Za-z0-9_-]{1,64}`: what makes sending it twice harmless
-    replicas: int = 1  # 1..1024 copies of `run`, each with `gpu.count` GPUs of one host
+    job: str | None = None  # the job's id, `[A-Za-z0-9_-]{1,64}`: it makes sending a request twice harmless
+    replicas: int = 1  # number of copies of `run`, 1..1024, each with `gpu.count` GPUs of one host
     priority: int = 50  # 0..100, higher first
-    gpu: GpuSpec | None = None  # null asks for no GPU
-    resources: Resources | None = None  # of the host, for each replica; null counts none
-    #: a worker's labels: each must have one of these values, at most 256 in all and of 256 characters
+    gpu: GpuSpec | None = None  # GPUs of each replica; null asks for none
+    resources: Resources | None = None  # the host's CPU cores and memory for each replica; null counts none
+    #: a worker's labels: each has one of these values, at most 256 in all and of 256 characters
     requires: dict[str, list[str]] = {}
-    run: Run | None = None  # required
-    #: for one driver each, as `{"process": {"gpu_device_ids": ["0"]}}`; that of the job's driver is checked
+    run: Run | None = None  # the program, its driver and its limits; required
+    #: each driver's own settings, as `{"process": {"gpu_device_ids": ["0"]}}`; those of the job's driver are checked
     driver_config: dict[str, Any] = {}
-    deadline_s: float | None = None  # for the whole job, from its acceptance
-    start_within_s: float | None = None  # how long it may wait for its first start; then it is EXPIRED
-    retries: int = 0  # further attempts after a failure
-    retries_on_lost: int = 3  # further attempts after a worker was lost under it
-    #: when its worker is cut off: end it and start it elsewhere, or let it live and wait for that worker
+    deadline_s: float | None = None  # most seconds for the whole job, from its acceptance
+    start_within_s: float | None = None  # most seconds until its first start; then it is EXPIRED
+    retries: int = 0  # number of further attempts after a failure
+    retries_on_lost: int = 3  # number of further attempts after its worker was lost
+    #: action if its worker is cut off: end it and start it elsewhere, or let it live and wait for that worker
     on_partition: Literal["kill", "keep"] = "kill"
-    on_no_match: Literal["wait", "reject"] = "wait"  # when no known worker could ever run it
-    events: Literal["job", "tenant"] = "job"  # where its events go: its own subject too, or the tenant's alone
+    on_no_match: Literal["wait", "reject"] = "wait"  # action if no known worker could ever run it: wait or reject
+    events: Literal["job", "tenant"] = "job"  # subjects of its events: its own and the tenant's, or the tenant's alone
     labels: dict[str, str] = {}  # the caller's own notes
-    if_seq: int | None = None  # the ledger record of a plan; `moved-on` where something was decided since
+    #: ledger record of a plan; the request is refused with `moved-on` if something was decided since
+    if_seq: int | None = None
     #: the same as `gpu` with a count and exact devices, as OpenShell asks
     resource_requirements: ResourceRequirements | None = None
     template: Template | None = None  # the same as `driver_config`, as OpenShell asks
-    #: where no GPUs are free it may have those of a frozen job, until that job needs them: then it ends within its
-    #: grace, and is queued again
+    #: whether it may have the GPUs of a frozen job if no others are free, until that job needs them: then it ends
+    #: within its grace, and is queued again
     guest: bool = False
-    #: how soon a worker that freezes unused jobs freezes it: `low` first, `critical` not at all by default
+    #: order in which a worker freezes unused jobs: `low` first, `critical` not at all by default
     qos: Qos = "medium"
 
     def __post_init__(self) -> None:

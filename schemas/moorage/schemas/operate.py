@@ -195,8 +195,8 @@ class ResizeAct(_JobAct, frozen=True, kw_only=True):
     no GPU, where the other sharers leave no room, and where a worker cannot change what an attempt has.
     """
 
-    memory_mib: int | None = None  # 1..16777216, of each GPU
-    compute_percent: int | None = None  # 1..100
+    memory_mib: int | None = None  # MiB of each GPU, 1..16777216
+    compute_percent: int | None = None  # percentage of each GPU's compute time, 1..100
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -448,11 +448,11 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     hold: Hold | None = None
     limit: Limit | None = None
     drain: Drain | None = None
-    #: the devices of a worker that a release concerned
+    #: positions of the worker's devices that were released
     slots: list[int] = []
     level: int | None = None
     share: Share | None = None
-    #: the part of each GPU that a job has now
+    #: the part of each GPU that the job has now
     resized: Resized | None = None
 
 

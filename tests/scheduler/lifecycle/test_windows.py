@@ -151,6 +151,15 @@ def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> 
     assert [drive.job(name).state for name in ("long", "too-late", "endless-2")] == ["RUNNING"] * 3
 
 
+def test_a_job_that_ends_before_a_window_by_the_earlier_of_its_two_limits_starts() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.operate("drain", "w0", from_s=600)
+    drive.submit("due", gpu={}, run=limited(3_600), deadline_s=300)
+    drive.settle()
+    assert where(drive, "due") == "w0"
+
+
 def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_missed() -> None:
     drive = Driving()
     worker = drive.worker("w0", gpus=1)

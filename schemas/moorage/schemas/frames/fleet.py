@@ -22,15 +22,15 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     index: int
     vendor: str
-    name: str  # `gpu.model` of a request is looked for in it
+    name: str  # the vendor's name of the GPU; `gpu.model` of a request is looked for in it
     uuid: str
     memory_mib: int = 0
     pci: str = ""
     numa: int = -1
     compute: str = ""
     peers: list[int] = []
-    mig: bool = False  # a GPU in MIG mode, or a slice of one
-    profile: str = ""  # of a MIG slice, as 1g.10gb; its `index` and `pci` are those of its GPU
+    mig: bool = False  # whether it is a GPU in MIG mode, or a slice of one
+    profile: str = ""  # profile of a MIG slice, as 1g.10gb; its `index` and `pci` are those of its GPU
     cdi: list[str] = []  # its names in the host's CDI specs, as nvidia.com/gpu=0
     modes: list[str] = []  # the sharing modes that its worker keeps it for; empty: all that the worker offers
 
@@ -83,16 +83,17 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     simulated: bool = False
     #: slots the scheduler may use, by position; null means all (a service may keep some for its own claims)
     lent_slots: list[int] | None = None
-    #: how long and how much output and results it keeps: `output_s`, `output_bytes`, `result_s`, `result_bytes`
+    #: how long (s) and how much (bytes) output and results are kept: `output_s`, `output_bytes`, `result_s`,
+    #: `result_bytes`
     keeps: dict[str, float] = {}
-    #: drivers by tenant that it lets its jobs have, `*` for all others; empty: any. Told with a join, never in public
+    #: drivers that jobs may have, by tenant, `*` for all others; empty: any. Sent with a join, never in public
     drivers_for: dict[str, list[str]] = {}
-    #: by tenant, `*` for all others, a number for the user whom its jobs run as; others as their requests say. A GPU is
-    #: shared by mps among jobs of one user; null: of any. Told with a join, never in public
+    #: number of the user that a tenant's jobs run as, by tenant, `*` for all others; other jobs run as their requests
+    #: say. A GPU is shared by mps among jobs of one user only; null: of any. Sent with a join, never in public
     mps_users: dict[str, int] | None = None
-    #: name and number of the user that its agent runs as. Told with a join, never in public
+    #: name and number of the user that the agent runs as. Sent with a join, never in public
     own_user: list[str] = []
-    #: what each of `drivers` can do, by its name; a worker of a release before 0.3 does not report it
+    #: capabilities of each of `drivers`, by its name; a worker of a release before 0.3 does not report them
     capabilities: dict[str, Capabilities] = {}
 
 
@@ -101,16 +102,17 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     public."""
 
     index: int
-    leased: bool = False  # to a job, or to a process of the host
-    sharers: int = 0  # how many share it now
-    mode: str = ""  # of its lease: exclusive, mps or time-slice
+    leased: bool = False  # whether a job, or a process of the host, leases it
+    sharers: int = 0  # number of jobs that share it now
+    mode: str = ""  # its lease's mode: exclusive, mps or time-slice
     util_percent: int = 0
     memory_used_mib: int = 0
     temperature_c: int | None = None
     #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, mig, quarantined
     health: str = "ok"
-    foreign: str = ""  # who holds the device from outside, as "pid 8812 python (user bob)", else empty
-    detail: str = ""  # what made it so, as "Xid 79: the GPU has fallen off the bus"; or that a VM has the device
+    foreign: str = ""  # the foreign process on the device, as "pid 8812 python (user bob)"; empty without one
+    #: the cause of its health, as "Xid 79: the GPU has fallen off the bus"; or that a VM has the device
+    detail: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):
@@ -125,7 +127,7 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     n: int
     generation: int
     v: int = VERSION
-    pending_claimers: int = 0  # processes of the host that wait for a GPU
+    pending_claimers: int = 0  # number of processes of the host that wait for a GPU
     gpu_pool: list[SlotLoad] = []
     simulated: bool = False
 
@@ -133,10 +135,11 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
     """The leader's summary of the fleet for observers, one frame for all workers. It names no job and no tenant."""
 
-    epoch: int  # of the leader
-    ledger: int  # the last record of the ledger
+    epoch: int  # the leader's epoch
+    ledger: int  # number of the ledger's last record
     v: int = VERSION
-    #: by name, each with `worker`, `state`, `simulated` and `cells`: a sign a GPU, as `moorage fleet` explains them
+    #: workers by name, each with `worker`, `state`, `simulated` and `cells`: one sign for each GPU, as `moorage fleet`
+    #: explains them
     workers: list[dict[str, Any]] = []
     queued: int = 0
     running: int = 0

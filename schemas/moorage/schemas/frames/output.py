@@ -35,7 +35,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     next: int = 0
     data: bytes | None = None
     note: str = ""
-    ports: dict[str, str] = {}  # `address:port` by the container's own port
+    ports: dict[str, str] = {}  # `address:port` on the host, by the container's own port
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):

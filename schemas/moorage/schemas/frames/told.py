@@ -14,12 +14,13 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fi
     """The request is in the ledger, at sequence `ledger`. `duplicate`: it was already there, with the same content."""
 
     job: str
-    ledger: int  # the record that holds it
+    ledger: int  # number of the ledger record that holds the request
     state: str
     duplicate: bool = False
-    warnings: list[str] = []  # such as `no-match`: no known worker could run it
+    warnings: list[str] = []  # warnings, such as `no-match`: no known worker could run it
     v: int = VERSION
-    #: of a job that has to wait, as `explain` says it; left out where the leader has more urgent things to do
+    #: why the job waits, in the format of `explain`; left out for a job that starts, and if the leader has more urgent
+    #: work
     waiting: dict[str, Any] | None = None
 
 
@@ -34,15 +35,15 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     rev: int
-    time_ms: int  # since 1970, by the ledger's clock
-    replica: int  # from 0; -1 is the whole job
-    attempt: int  # from 1; 0 before the first
-    state: str  # of the replica from now on
+    time_ms: int  # ms since 1970, by the ledger's clock
+    replica: int  # number of the replica, from 0; -1 is the whole job
+    attempt: int  # number of the attempt, from 1; 0 before the first
+    state: str  # new state of the replica
     worker: str = ""
-    gpus: list[str] = []  # the uuids it was given, when it is placed
-    code: int | None = None  # the exit code; of a signal -15 and so on
+    gpus: list[str] = []  # uuids of its GPUs, with its placement
+    code: int | None = None  # the exit code; -15 and so on for a signal
     why: str = ""
-    fence: int = 0  # the record that placed it: grows with every attempt
+    fence: int = 0  # number of the record that placed it; it grows with every attempt
     by: str = ""
     said: str = ""
     result: int | None = None
@@ -65,19 +66,21 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
     tenant: str
     job: str
-    rev: int  # of the last change
-    state: str  # of the job now
+    rev: int  # revision of the last change
+    state: str  # the job's state now
     ledger: int
     changes: list[Change] = []
     why: str = ""
     simulated: bool = False
     v: int = VERSION
-    #: set only on events without changes, when the reason for waiting has changed; same format as `explain`
+    #: the new reason for waiting, in the format of `explain`; only in events without changes
     waiting: dict[str, Any] | None = None
-    #: of a replica that shares its GPU: how it is kept to its part, with its placement, and with no changes when its
-    #: worker does it in another way from now on. Of several replicas the least; one that has its GPU alone is kept hard
+    #: how a replica that shares its GPU is kept to its part: with its placement, and without changes if its worker
+    #: enforces it in another way from now on. For several replicas it is the weakest; a replica that has its GPU alone
+    #: is kept hard
     enforced: Enforced | None = None
-    #: with no changes: a replica that has its GPUs alone shows no use of them, as its worker sees it
+    #: a replica that has its GPUs alone and shows no use of them, as its worker sees it; only in events without
+    #: changes
     idle: Idle | None = None
 
 
@@ -94,6 +97,6 @@ class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     """The answer to a verb. `data` depends on the verb, and is as of ledger record `ledger`."""
 
     verb: str
-    ledger: int  # of an answer to cancel: the record that holds it
+    ledger: int  # number of the record that holds a cancel; only in the answer to one
     data: Any
     v: int = VERSION
