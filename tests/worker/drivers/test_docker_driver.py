@@ -870,7 +870,7 @@ def test_gpus_come_by_cdi_where_the_engines_specs_have_all_of_them_and_by_the_ho
         assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])
         assert one["Capabilities"] == [["gpu", "compute", "utility", "video"]]
         assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
-    only_cdi = Device(0, "nvidia", "x", "nvidia.com/gpu=0", cdi=["nvidia.com/gpu=0"])
+    only_cdi = Device(0, "nvidia", "x", "CDI-f00df00df00d-0", cdi=["nvidia.com/gpu=0"])
     asked, _ = devices_of([only_cdi], own, cdi.Registry())
     assert asked["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0"]}], "no hook knows it"
 

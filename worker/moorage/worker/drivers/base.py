@@ -81,6 +81,8 @@ class Assignment(msgspec.Struct, frozen=True):
     `config` is the job's `driver_config` for this driver, converted to `Driver.config`, or as the caller sent it if the
     driver declares no `config`.
 
+    With `by_uuid` NVIDIA devices are shown to CUDA by uuid, not by number.
+
     If `has_folder` is set, the member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd`
     replaces it. Requests of older ledgers have no folder.
     """
@@ -94,6 +96,7 @@ class Assignment(msgspec.Struct, frozen=True):
     ends_in_s: float | None = None
     config: Any = None
     has_folder: bool = True
+    by_uuid: bool = False
 
     @property
     def run(self) -> Run:
@@ -117,9 +120,17 @@ class Assignment(msgspec.Struct, frozen=True):
         return max(0.0, min(ends) - run.checkpoint_before_s)
 
     def environment(
-        self, *, interface: str | None = None, simulated: bool = False, has_own_mps: bool = False
+        self,
+        *,
+        interface: str | None = None,
+        simulated: bool = False,
+        has_own_mps: bool = False,
+        sees_only_its_own: bool = False,
     ) -> JobEnvironment:
-        """Return the variables of the lease and the gang, from `gpu_environment`. Raises SharingUnavailable."""
+        """Return the variables of the lease and the gang, from `gpu_environment`. Raises SharingUnavailable.
+
+        A driver sets `sees_only_its_own` if its members can open no NVIDIA device but those of their lease.
+        """
         tenant, job, replica, attempt, fence = self.name
         start = self.start
         gang = None
@@ -138,6 +149,8 @@ class Assignment(msgspec.Struct, frozen=True):
             traceparent=self.traceparent,
             simulated=simulated,
             has_own_mps=has_own_mps,
+            by_uuid=self.by_uuid,
+            sees_only_its_own=sees_only_its_own,
         )
 
 
