@@ -69,6 +69,8 @@ CALLS: Final = {
     "temperature": ("nvmlDeviceGetTemperature",),
     "ecc": ("nvmlDeviceGetTotalEccErrors",),
     "util": ("nvmlDeviceGetUtilizationRates",),
+    "samples": ("nvmlDeviceGetSamples",),
+    "encoder": ("nvmlDeviceGetEncoderUtilization",),
     "worked": ("nvmlDeviceGetProcessUtilization",),
     "processes": ("nvmlDeviceGetComputeRunningProcesses_v3",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses_v3",),

@@ -136,6 +136,51 @@ READINGS: dict[str, tuple[Board, SlotReading]] = {
 }
 
 
+def test_use_is_the_greatest_of_compute_encoder_and_decoder(tmp_path: Path) -> None:
+    """A transcoder hardly computes: its GPU is in use all the same."""
+    board = Board("GPU-a", more={"util": 1, "encoder": 80, "decoder": 35, "power": 71_900})
+
+    async def scene() -> None:
+        inventory = await opened(board, folder=tmp_path)
+        [reading] = await inventory.sample()
+        told = (reading.util_percent, reading.encoder_percent, reading.decoder_percent, reading.power_w)
+        assert told == (80, 80, 35, 71)
+        board.set(more={"decoder": 35}, errors={"util": int(pynvml.NVML_ERROR_NOT_SUPPORTED)})
+        [reading] = await inventory.sample()
+        assert (reading.util_percent, reading.power_w) == (35, None)
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("more", "peak"),
+    [
+        ({"peak": 40}, 40),
+        ({"peak_encoder": 30, "peak_decoder": 7}, 30),
+        ({"peak": 40, "peak_age_s": 900}, 0),
+        ({"peak": 40, "peak_age_s": -900}, 0),
+        ({}, 0),
+    ],
+    ids=["it computed", "it encoded", "long ago", "a sample from the future", "nothing"],
+)
+def test_work_between_two_readings_is_seen_in_the_samples(more: dict[str, int], peak: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        [reading] = await (await opened(Board("GPU-a", more={**more}), folder=tmp_path)).sample()
+        assert (reading.util_percent, reading.peak_percent) == (0, peak)
+        assert reading.shows_use is (peak > 0)
+
+    run(scene())
+
+
+def test_a_driver_without_samples_tells_all_else(tmp_path: Path) -> None:
+    async def scene() -> None:
+        board = Board("GPU-a", more={"peak": 40, "util": 3}, errors={"samples": 999, "encoder": 3})
+        [reading] = await (await opened(board, folder=tmp_path)).sample()
+        assert (reading.health, reading.util_percent, reading.peak_percent) == ("ok", 3, 0)
+
+    run(scene())
+
+
 @pytest.mark.parametrize(("board", "reading"), READINGS.values(), ids=READINGS)
 def test_readings(board: Board, reading: SlotReading, tmp_path: Path) -> None:
     async def scene() -> None:

@@ -99,7 +99,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     visible_devices: Annotated[
         Literal["auto", "uuid"],
         setting(
-            "What CUDA_VISIBLE_DEVICES has: uuid, or auto: numbers, but uuids where GPUs are in MIG mode or may go to VMs."
+            "What CUDA_VISIBLE_DEVICES has: uuid; or auto: numbers, but uuids beside GPUs in MIG mode or the driver vm."
         ),
     ] = "auto"
     lent_slots: Annotated[

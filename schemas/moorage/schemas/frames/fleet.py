@@ -104,7 +104,10 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     leased: bool = False  # to a job, or to a process of the host
     sharers: int = 0  # how many share it now
     mode: str = ""  # of its lease: exclusive, mps or time-slice
-    util_percent: int = 0
+    util_percent: int = 0  # the greatest of compute, encoder and decoder
+    encoder_percent: int = 0
+    decoder_percent: int = 0
+    power_w: int | None = None
     memory_used_mib: int = 0
     temperature_c: int | None = None
     #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, mig, quarantined
