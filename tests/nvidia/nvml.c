@@ -269,6 +269,25 @@ ret nvmlDeviceGetFieldValues(device handle, int count, struct field *fields) {
     LEAVE(OK);
 }
 
+struct fabric { unsigned char cluster[16]; ret status; unsigned clique, state; };
+struct fabric_v2 { unsigned version; unsigned char cluster[16]; ret status; unsigned clique, state, health; };
+
+/* `fabric=N` is the state (0: the GPU has none), `fabric_status=N` what became of it, `fabric_health=N` the mask. */
+ret nvmlDeviceGetGpuFabricInfo(device handle, struct fabric *info) {
+    ENTER_DEVICE(handle);
+    info->state = stub_number(line, "fabric", 0);
+    info->status = stub_number(line, "fabric_status", 0);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetGpuFabricInfoV(device handle, struct fabric_v2 *info) {
+    ENTER_DEVICE(handle);
+    info->state = stub_number(line, "fabric", 0);
+    info->status = stub_number(line, "fabric_status", 0);
+    info->health = stub_number(line, "fabric_health", 0);
+    LEAVE(info->version == (sizeof *info | 2u << 24) ? OK : 25);
+}
+
 ret nvmlDeviceGetCurrentClocksThrottleReasons(device handle, unsigned long long *reasons) {
     ENTER_DEVICE(handle);
     *reasons = stub_number(line, "throttled", 0);

@@ -69,6 +69,7 @@ CALLS: Final = {
     "temperature": ("nvmlDeviceGetTemperature",),
     "ecc": ("nvmlDeviceGetTotalEccErrors",),
     "util": ("nvmlDeviceGetUtilizationRates",),
+    "fabric": ("nvmlDeviceGetGpuFabricInfoV",),
     "samples": ("nvmlDeviceGetSamples",),
     "encoder": ("nvmlDeviceGetEncoderUtilization",),
     "worked": ("nvmlDeviceGetProcessUtilization",),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from moorage.worker.devices.device_health import DeviceHealth
 from moorage.worker.devices.readers.base import FREE_TOLERANCE_MIB, DeviceProcess, SlotReading
 from moorage.worker.devices.readers.faults import Fault
 from moorage.worker.devices.readers.nvml import BASELINE_ASSUMED_MIB, NvmlInventory, NvmlUnavailable, open_nvml
@@ -168,6 +169,45 @@ def test_work_between_two_readings_is_seen_in_the_samples(more: dict[str, int], 
         [reading] = await (await opened(Board("GPU-a", more={**more}), folder=tmp_path)).sample()
         assert (reading.util_percent, reading.peak_percent) == (0, peak)
         assert reading.shows_use is (peak > 0)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("errors", [{}, {"fabric": int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)}], ids=["new", "older"])
+@pytest.mark.parametrize(
+    ("more", "detail"),
+    [
+        ({}, ""),
+        ({"fabric": 1}, "the NVLink fabric is not ready (not started): is nvidia-fabricmanager running?"),
+        ({"fabric": 2}, "the NVLink fabric is not ready (in progress): is nvidia-fabricmanager running?"),
+        ({"fabric": 3}, ""),
+        ({"fabric": 3, "fabric_status": 999}, "the GPU could not join the NVLink fabric (NVML error 999)"),
+    ],
+)
+def test_a_gpu_whose_fabric_is_not_ready_has_a_fault(
+    more: dict[str, int], detail: str, errors: dict[str, int], tmp_path: Path
+) -> None:
+    """NVML is well then, and every job fails."""
+
+    async def scene() -> None:
+        inventory = await opened(Board("GPU-a", more={**more}, errors=errors), folder=tmp_path)
+        [reading] = await inventory.sample()
+        assert (reading.health, [fault.detail for fault in reading.faults]) == ("ok", [detail] if detail else [])
+        health = DeviceHealth(inventory.devices(), boot="b", now=0.0)
+        health.read(0, reading, 1.0)
+        assert [(each.kind, each.ends) for each in health.unwell(1.0)] == ([("fabric", False)] if detail else [])
+        health.read(0, SlotReading(0), 2.0)
+        assert health.verdict(0, 2.0).kind == "ok", "it is used again at once"
+
+    run(scene())
+
+
+def test_a_broken_route_of_the_fabric_is_a_fault(tmp_path: Path) -> None:
+    async def scene() -> None:
+        for health, detail in ((2 << 4, []), (1 << 4, ["a route of the NVLink fabric is broken"])):
+            board = Board("GPU-a", more={"fabric": 3, "fabric_health": health})
+            [reading] = await (await opened(board, folder=tmp_path)).sample()
+            assert [fault.detail for fault in reading.faults] == detail
 
     run(scene())
 

@@ -110,7 +110,7 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     power_w: int | None = None
     memory_used_mib: int = 0
     temperature_c: int | None = None
-    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, mig, quarantined
+    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, fabric, probation, mig, quarantined
     health: str = "ok"
     foreign: str = ""  # who holds the device from outside, as "pid 8812 python (user bob)", else empty
     detail: str = ""  # what made it so, as "Xid 79: the GPU has fallen off the bus"; or that a VM has the device

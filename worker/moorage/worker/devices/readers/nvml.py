@@ -8,6 +8,7 @@ made in a thread of its own (`threads`).
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import threading
 import time
@@ -40,6 +41,7 @@ from moorage.worker.devices.readers.faults import (
     SLOWED_DOWN,
     UNRESPONSIVE,
     Fault,
+    of_fabric,
     of_recovery_action,
     of_rows,
 )
@@ -370,16 +372,33 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
 
 
 def _faults(api: Any, raw: Any) -> tuple[Fault, ...]:
-    """Return lasting faults: row remapping, the action that the driver recommends, and throttling because of heat."""
+    """Return lasting faults: row remapping, what the driver recommends, the NVLink fabric, throttling for heat."""
     found: list[Fault | None] = []
     rows = _optional(api, lambda: api.nvmlDeviceGetRemappedRows(raw), None)
     if rows is not None:
         found.append(of_rows(bool(rows[2]), bool(rows[3])))
     found.append(of_recovery_action(_optional(api, lambda: _recovery_action(api, raw), 0)))
+    found.append(_fabric(api, raw))
     throttled = _optional(api, lambda: int(api.nvmlDeviceGetCurrentClocksThrottleReasons(raw)), 0)
     if throttled & _HW_THERMAL_SLOWDOWN:
         found.append(SLOWED_DOWN)
     return tuple(fault for fault in found if fault is not None)
+
+
+def _fabric(api: Any, raw: Any) -> Fault | None:
+    """Return the fault of the NVLink fabric; None without such a fabric, and with a driver that reports none."""
+
+    def ask() -> Fault | None:
+        try:
+            info = api.c_nvmlGpuFabricInfo_v2_t()
+            api.nvmlDeviceGetGpuFabricInfoV(raw, ctypes.byref(info))
+            return of_fabric(info.state, info.status, info.healthMask)
+        except (api.NVMLError_FunctionNotFound, api.NVMLError_NotSupported, AttributeError):  # an older driver
+            info = api.c_nvmlGpuFabricInfo_t()
+            api.nvmlDeviceGetGpuFabricInfo(raw, ctypes.byref(info))
+            return of_fabric(info.state, info.status, 0)
+
+    return _optional(api, ask, None)
 
 
 def _recovery_action(api: Any, raw: Any) -> int:
