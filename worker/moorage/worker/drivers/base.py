@@ -223,6 +223,13 @@ class Driver:
         self.report = report
         self.publish = publish
 
+    def engine_down(self) -> tuple[str, float] | None:
+        """Return why the engine behind this driver does not answer, and since when in seconds of CLOCK_BOOTTIME.
+
+        None if it answers, or if the driver has none. While it is down, the worker gets no jobs of this driver.
+        """
+        return None
+
     async def open(self) -> list[Living]:
         """Get ready to start members. Return the earlier members that still run, or whose end was not reported yet.
 
