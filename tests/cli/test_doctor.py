@@ -272,6 +272,8 @@ def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cann
     assert told["users"].found.endswith(": a b")
     assert told["memory-limit"].found.endswith(": b")
     assert list(checks_fleet._what_lacks([row("a", "up")])) == []
+    down = checks_fleet._workers([row("a", "up"), row("b", "up") | {"drivers_down": [{"driver": "docker"}]}])
+    assert (down.verdict, down.found) == ("warn", "2 up; the engine of the driver docker does not answer: b")
 
 
 def test_the_doctor_says_on_which_workers_the_kernel_keeps_jobs_to_their_gpus() -> None:

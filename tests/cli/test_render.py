@@ -284,6 +284,12 @@ def test_a_worker_on_which_starts_fail_says_why_and_until_when() -> None:
     assert line.endswith("or until moorage uncordon w1")
 
 
+def test_a_driver_whose_engine_does_not_answer_has_a_line() -> None:
+    row = {"worker": "w1", "drivers_down": [{"driver": "docker", "why": "connection refused", "for_s": 61}]}
+    [line] = _troubles([row])
+    assert line.startswith("w1: driver-down: docker: connection refused, since 1m")
+
+
 def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:
     workers = [{"worker": f"n{at:03}", "cells": "····", "state": "up"} for at in range(100)]
     workers[70] |= {"cells": "··!·"}

@@ -184,11 +184,12 @@ async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
     async with world(nats_server, unique) as w:
         async with w.moorage.lease(Gpu("L40S"), purpose="fine-tune", timeout="60s", socket=w.socket) as lease:
             assert (lease.worker, lease.mode, lease.simulated, len(lease.devices)) == ("w1", "exclusive", True, 1)
-            assert lease.environment["CUDA_VISIBLE_DEVICES"] == lease.uuids[0] == lease.devices[0].uuid
+            assert lease.environment["CUDA_VISIBLE_DEVICES"] == str(lease.devices[0].index)
+            assert lease.uuids[0] == lease.devices[0].uuid
             assert (lease.asked_back, lease.lost) == (None, False)
             child = lease.child_environment()
             assert child["PATH"]
-            assert child["CUDA_VISIBLE_DEVICES"] == lease.uuids[0]
+            assert child["CUDA_VISIBLE_DEVICES"] == str(lease.devices[0].index)
             assert lease.device == f"cuda:{lease.devices[0].index}"
             await until(w.shows("x·"), what="the fleet sees that somebody of the host holds it")
             with pytest.raises(TimedOut, match="was not asked back"):

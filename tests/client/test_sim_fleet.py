@@ -53,7 +53,7 @@ def in_virtual_time(scene: Scene) -> Callable[[], None]:
 
 
 def say_devices(task: Task) -> Ran:
-    return Ran(out=f"{task.env['CUDA_VISIBLE_DEVICES']}\n", seconds=1)
+    return Ran(out=f"{task.env['MOORAGE_GPU_UUIDS']}\n", seconds=1)
 
 
 @in_virtual_time
@@ -451,7 +451,7 @@ async def test_a_handler_on_a_worker_that_dies_is_called_again_elsewhere() -> No
     called: list[str] = []
 
     async def slow(context: HandlerContext) -> str:
-        called.append(context.environment["CUDA_VISIBLE_DEVICES"])
+        called.append(context.environment["MOORAGE_GPU_UUIDS"])
         await asyncio.sleep(60)
         return "done"
 

@@ -92,7 +92,7 @@ def test_no_method_of_the_twin_is_awaited() -> None:
 
 def _script(task: Task) -> Ran:
     word, *rest = task.argv
-    return Ran(int(rest[0])) if word == "exit" else Ran(0, f"{word} on {task.env['CUDA_VISIBLE_DEVICES']}\n")
+    return Ran(int(rest[0])) if word == "exit" else Ran(0, f"{word} on {task.env['MOORAGE_GPU_UUIDS']}\n")
 
 
 @pytest.fixture

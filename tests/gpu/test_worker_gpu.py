@@ -83,7 +83,8 @@ async def test_a_job_sees_its_leased_device_and_no_other(
         assert len(leased) == 1
         assert leased[0] in uuids
         assert seen["uuids"] == leased  # what CUDA shows: cuDeviceGetCount is 1, and it is this one
-        assert seen["CUDA_VISIBLE_DEVICES"] == seen["MOORAGE_GPU_UUIDS"] == leased[0]
+        assert seen["CUDA_VISIBLE_DEVICES"] == str(uuids.index(leased[0])), "a number, as NVML counts"
+        assert seen["MOORAGE_GPU_UUIDS"] == leased[0]
         assert leased[0] in seen["nvidia_smi"]
 
 

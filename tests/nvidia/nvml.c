@@ -209,6 +209,46 @@ ret nvmlDeviceGetUtilizationRates(device handle, unsigned rates[2]) {
     LEAVE(OK);
 }
 
+ret nvmlDeviceGetEncoderUtilization(device handle, unsigned *percent, unsigned *period_us) {
+    ENTER_DEVICE(handle);
+    *percent = stub_number(line, "encoder", 0);
+    *period_us = 1000000;
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetDecoderUtilization(device handle, unsigned *percent, unsigned *period_us) {
+    ENTER_DEVICE(handle);
+    *percent = stub_number(line, "decoder", 0);
+    *period_us = 1000000;
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetPowerUsage(device handle, unsigned *milliwatts) {
+    ENTER_DEVICE(handle);
+    long long told = stub_number(line, "power", -1);
+    *milliwatts = told;
+    LEAVE(told < 0 ? NOT_SUPPORTED : OK);
+}
+
+struct moment { unsigned long long taken_us; union { unsigned percent; unsigned long long wide; } value; };
+
+/* Two samples: of `peak_age_s=N` ago what `peak=N`, `peak_encoder=N` or `peak_decoder=N` says, and of now 0. */
+ret nvmlDeviceGetSamples(device handle, int kind, unsigned long long seen_us, int *type, unsigned *count, struct moment *found) {
+    ENTER_DEVICE(handle);
+    unsigned long long now_us = stub_now_us(CLOCK_REALTIME);
+    const char *word = kind == 1 ? "peak" : kind == 3 ? "peak_encoder" : kind == 4 ? "peak_decoder" : NULL;
+    if (!word) LEAVE(INVALID);
+    long long percent = stub_number(line, word, 0), age_s = stub_number(line, "peak_age_s", 0);
+    struct moment all[2] = {{now_us - age_s * 1000000ull, {.wide = percent}}, {now_us, {.wide = 0}}};
+    unsigned first = all[0].taken_us > seen_us ? 0 : 1;
+    *type = 1;
+    if (!found) { *count = 2 - first; LEAVE(OK); }
+    if (*count < 2 - first) LEAVE(SMALL);
+    *count = 2 - first;
+    memcpy(found, all + first, *count * sizeof *found);
+    LEAVE(OK);
+}
+
 ret nvmlDeviceGetRemappedRows(device handle, unsigned *corrected, unsigned *not, unsigned *pending, unsigned *failed) {
     ENTER_DEVICE(handle);
     *corrected = *not = 0;
@@ -227,6 +267,25 @@ ret nvmlDeviceGetFieldValues(device handle, int count, struct field *fields) {
         fields[n].value = action < 0 ? 0 : action;
     }
     LEAVE(OK);
+}
+
+struct fabric { unsigned char cluster[16]; ret status; unsigned clique, state; };
+struct fabric_v2 { unsigned version; unsigned char cluster[16]; ret status; unsigned clique, state, health; };
+
+/* `fabric=N` is the state (0: the GPU has none), `fabric_status=N` what became of it, `fabric_health=N` the mask. */
+ret nvmlDeviceGetGpuFabricInfo(device handle, struct fabric *info) {
+    ENTER_DEVICE(handle);
+    info->state = stub_number(line, "fabric", 0);
+    info->status = stub_number(line, "fabric_status", 0);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetGpuFabricInfoV(device handle, struct fabric_v2 *info) {
+    ENTER_DEVICE(handle);
+    info->state = stub_number(line, "fabric", 0);
+    info->status = stub_number(line, "fabric_status", 0);
+    info->health = stub_number(line, "fabric_health", 0);
+    LEAVE(info->version == (sizeof *info | 2u << 24) ? OK : 25);
 }
 
 ret nvmlDeviceGetCurrentClocksThrottleReasons(device handle, unsigned long long *reasons) {
@@ -299,7 +358,7 @@ ret nvmlDeviceGetGraphicsRunningProcesses_v3(device handle, unsigned *count, str
 
 struct sample { unsigned pid; unsigned long long taken_us; unsigned sm, memory, encoder, decoder; };
 
-/* Lines `work uuid=UUID pid=N percent=N age_s=N`: what a process did of late. */
+/* Lines `work uuid=UUID pid=N percent=N encoder=N decoder=N age_s=N`: what a process did of late. */
 static unsigned told_work(const char *state, device handle, unsigned long long seen_us, unsigned long long now_us, struct sample *found) {
     unsigned n = 0;
     const char *at = state;
@@ -307,7 +366,8 @@ static unsigned told_work(const char *state, device handle, unsigned long long s
     while ((work = stub_line(&at, "work")) && n < HELD_MAX) {
         unsigned long long us = now_us - stub_number(work, "age_s", 0) * 1000000ull;
         if (stub_is(work, "uuid", handle->uuid) && us > seen_us)
-            found[n++] = (struct sample){stub_number(work, "pid", 0), us, stub_number(work, "percent", 0), 0, 0, 0};
+            found[n++] = (struct sample){stub_number(work, "pid", 0), us, stub_number(work, "percent", 0), 0,
+                                         stub_number(work, "encoder", 0), stub_number(work, "decoder", 0)};
         free(work);
     }
     return n;

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import (
     Device,
+    DriverDown,
     Fact,
     FactFrame,
     FactKind,
@@ -63,6 +64,7 @@ class Worker:
     waiting: bool = False
     told: Counter[str] = field(default_factory=Counter)
     unwell: list[Unwell] = field(default_factory=list)
+    down: list[DriverDown] = field(default_factory=list)
     well_n: int = 0
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
 
@@ -241,6 +243,7 @@ class Worker:
             busy=sorted(self.local),
             waiting=self.waiting,
             unwell=self.unwell,
+            down=self.down,
             well_n=self.well_n,
             resized=[
                 Resized(p.tenant, p.job, p.replica, p.attempt, p.fence, p.resized)

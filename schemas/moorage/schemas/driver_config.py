@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
-from moorage.schemas.names import SIMULATED_UUID
+from moorage.schemas.names import CDI_UUID, SIMULATED_UUID
 from moorage.schemas.nearest import nearest
 from moorage.schemas.trouble import Trouble, quoted
 from moorage.schemas.units import many
@@ -31,7 +31,7 @@ DEVICE_KEYS: Final = ("gpu_device_ids", "cdi_devices", "device_ids")
 INTERIM: Final = "resource_requirements.gpu.device_ids"
 _PCI: Final = r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _ADDRESS: Final = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
-_UUID_KINDS: Final = ("gpu-", "mig-", SIMULATED_UUID.lower())
+_UUID_KINDS: Final = ("gpu-", "mig-", SIMULATED_UUID.lower(), CDI_UUID.lower())
 _ANY_ID: Final = re.compile(r".+", re.DOTALL)
 #: no CDI name
 _HOST_ID: Final = re.compile(r"(?![A-Za-z0-9._-]+/[A-Za-z0-9_-]+=).+", re.DOTALL)

@@ -17,6 +17,8 @@ SECRET_WORDS: Final = "1..128 letters, digits, '_', '.', '-', and not '.' or '..
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 #: how the uuid of a GPU begins that somebody made up
 SIMULATED_UUID: Final = "SIM-"
+#: beginning of the ids of devices that only the host's CDI specs know, followed by the machine
+CDI_UUID: Final = "CDI-"
 
 #: the address of files that a job brings: the SHA-256 of their tar file
 FILES: Final = re.compile(r"[0-9a-f]{64}")

@@ -202,6 +202,12 @@ STARTS_FAIL: Final = add(
     "moorage fleet shows why; mend that, then moorage uncordon WORKER opens the worker at once",
     cures=_REQUEST,
 )
+DRIVER_DOWN: Final = add(
+    "driver-down",
+    "the engine behind its driver does not answer on the workers that could run it",
+    "start that engine on the worker's host: moorage fleet names it; the worker takes jobs again by itself",
+    cures=_REQUEST,
+)
 BUSY: Final = add(
     "busy",
     "jobs lease the GPUs that it needs",

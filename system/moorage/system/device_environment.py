@@ -14,6 +14,7 @@ import msgspec
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import START_FAILED, Device
 from moorage.schemas.gpu import GpuSpec, Sharing
+from moorage.schemas.names import CDI_UUID
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES, RESERVED
 
 #: where an operator's MPS daemon keeps its sockets and logs, unless the request names other directories
@@ -63,7 +64,14 @@ class JobEnvironment(dict[str, str]):
 
 
 def device_environment(
-    devices: Sequence[Device], mode: Sharing, spec: GpuSpec, *, simulated: bool = False, has_own_mps: bool = False
+    devices: Sequence[Device],
+    mode: Sharing,
+    spec: GpuSpec,
+    *,
+    simulated: bool = False,
+    has_own_mps: bool = False,
+    by_uuid: bool = False,
+    sees_only_its_own: bool = False,
 ) -> JobEnvironment:
     """Return the variables that show a process exactly the `devices` of its lease, in the lease's order.
 
@@ -73,11 +81,17 @@ def device_environment(
     is not of the device that `time_slice_index` names. With `simulated` no directory and no file is checked, since
     simulated workers have no daemons. With `has_own_mps` the worker runs the MPS daemons, and `ManagedMps.join` gives
     their variables; else the share of each device is set as the limits of a client of the operator's daemon.
+
+    `CUDA_VISIBLE_DEVICES` has numbers, because many programs read it and understand nothing else: those of NVML on this
+    host, or 0 to n-1 with `sees_only_its_own`, where nothing but the lease's devices can be opened (a container, a
+    guest, a fence of the kernel). A client of the worker's MPS daemon sees what that daemon serves, and counts so, too.
+    It has uuids with `by_uuid`, and for slices of MIG, which have no numbers.
     """
+    counts_its_own = sees_only_its_own or (mode == "mps" and has_own_mps)
     environment = JobEnvironment(
         MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
         MOORAGE_GPU_INDICES=_indices(devices),
-        **_visible_devices(devices),
+        **_visible_devices(devices, by_uuid=by_uuid, counts_its_own=counts_its_own),
     )
     if devices and mode == "mps" and not has_own_mps:
         environment.update(_mps_directories(spec, must_exist=not simulated) | _mps_limits(spec, len(devices)))
@@ -90,10 +104,10 @@ def _indices(devices: Sequence[Device]) -> str:
     return ",".join(str(device.index) for device in devices)
 
 
-def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
+def _visible_devices(devices: Sequence[Device], *, by_uuid: bool, counts_its_own: bool) -> dict[str, str]:
     """Return each vendor's own variables. Sources: CUDA's environment variables, ROCm's GPU isolation, Level Zero.
 
-    NVIDIA devices are named by uuid, because indices depend on the driver's order. HIP counts after ROCR has filtered,
+    CUDA counts as NVML does once `CUDA_DEVICE_ORDER` is set. HIP counts after ROCR has filtered,
     so it gets 0..n-1. Level Zero knows devices by index only, so two more variables fix what it counts: cards, not
     their tiles (by default index 1 of two cards with two tiles is a half of the first card), in the order of their PCI
     addresses.
@@ -104,8 +118,9 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
     variables: dict[str, str] = {}
     if nvidia := [device for device in devices if device.vendor == "nvidia"]:
         uuids = ",".join(device.uuid for device in nvidia)
-        variables |= {"CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids}
-        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        variables |= {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        if (shown := _shown_to_cuda(nvidia, by_uuid=by_uuid, counts_its_own=counts_its_own)) is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = shown
     if amd := [device for device in devices if device.vendor == "amd"]:
         variables["ROCR_VISIBLE_DEVICES"] = ",".join(
             device.uuid if _ROCM_UUID.fullmatch(device.uuid) else str(device.index) for device in amd
@@ -115,6 +130,20 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
         variables["ZE_AFFINITY_MASK"] = _indices(intel)
         variables |= {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
     return variables
+
+
+def _shown_to_cuda(devices: Sequence[Device], *, by_uuid: bool, counts_its_own: bool) -> str | None:
+    """Return the value of `CUDA_VISIBLE_DEVICES`; None to leave it unset.
+
+    Where NVML is missing, the numbers in a container are not known, and it has these devices alone. The one device of
+    WSL2 is all that Windows has.
+    """
+    is_from_specs = any(device.uuid.startswith(CDI_UUID) for device in devices)
+    if is_from_specs and (counts_its_own or any(device.uuid.endswith("-all") for device in devices)):
+        return None
+    if any(device.profile for device in devices) or (by_uuid and not is_from_specs):
+        return ",".join(device.uuid for device in devices)
+    return ",".join(map(str, range(len(devices)))) if counts_its_own else _indices(devices)
 
 
 def check_sharing(spec: GpuSpec, *, has_own_mps: bool = False) -> None:

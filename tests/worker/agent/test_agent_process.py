@@ -132,7 +132,8 @@ async def test_a_job_finds_its_gpus_runs_and_frees_them(nats_url: str, unique: s
         await until(lambda: any(frame.get("end") for _, frame in leader.output), what="the end of the output")
         found = dict(line.split("=", 1) for line in leader.text(name).splitlines() if "=" in line)
         uuids = ",".join(agent.devices[slot].uuid for slot in (1, 3))
-        assert found["CUDA_VISIBLE_DEVICES"] == found["NVIDIA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_UUIDS"] == uuids
+        assert found["NVIDIA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_UUIDS"] == uuids
+        assert found["CUDA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_INDICES"] == "1,3"
         assert (found["MOORAGE_FENCE"], found["MOORAGE_JOB"], found["SEED"]) == ("10", "a", "7")
         assert found["TRACEPARENT"] == "00-abc-def-01"
         assert leader.text(name, "err") == "problem\n"

@@ -11,6 +11,7 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.schemas.errors import Refused, problem
+from moorage.system.proctree import boottime_s
 from moorage.worker.agent import journal as journal_module
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
@@ -43,6 +44,20 @@ async def test_a_worker_whose_state_folder_is_removed_says_so_and_starts_nothing
         assert len([line for line in caplog.messages if "state-gone" in line]) == 1
         await worker.stop()
         assert seat.said_goodbye, "the next agent of this id need not wait for the lease"
+
+
+async def test_a_driver_whose_engine_does_not_answer_is_in_each_renewal(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        worker = await start(settings_of(state, unique), nats_url)
+        seat = await leader.joined("w1")
+        await until(lambda: seat.renewals, what="a renewal")
+        assert seat.renewals[-1].down == []
+        [driver] = worker.agents[0].drivers.values()
+        driver.engine_down = lambda: ("connection refused", boottime_s())  # type: ignore[method-assign]
+        await until(lambda: seat.renewals[-1].down, what="a renewal that says so")
+        [told] = seat.renewals[-1].down
+        assert (told.driver, told.why) == (driver.name, "connection refused")
+        await worker.stop()
 
 
 async def test_a_worker_whose_state_folder_is_gone_ends_its_jobs_with_itself(

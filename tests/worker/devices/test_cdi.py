@@ -222,7 +222,7 @@ async def test_a_worker_tells_the_cdi_names_of_its_devices(tmp_path: Path) -> No
     put(tmp_path / "etc/cdi", "broken.json", b"{")
     boards = Board("GPU-a", more={"minor": 1}), Board("GPU-b", pci="00000000:2A:00.0", more={"minor": 0})
     with Stub(tmp_path / "stub", *boards).load():
-        inventory = await open_machine(root=tmp_path)
+        inventory = await open_machine("f00d" * 8, root=tmp_path)
     assert [device.cdi for device in inventory.devices()] == [[f"{GPU}=GPU-a"], [f"{GPU}=0"]]
     assert [inventory.nodes(slot) for slot in range(2)] == [("/dev/nvidia1",), ("/dev/nvidia0",)]
     inventory.close()
@@ -233,7 +233,7 @@ async def test_a_worker_tells_the_cdi_names_of_its_devices(tmp_path: Path) -> No
 
 async def open_without_nvml(root: Path) -> CombinedInventory:
     with Stub(root / "stub", extra=("fail call=nvmlInitWithFlags code=12",)).load():  # no library
-        return await open_machine(root=root)
+        return await open_machine("f00d" * 8, root=root)
 
 
 async def test_without_nvml_the_specs_tell_the_devices_whose_files_are_there(tmp_path: Path) -> None:
@@ -246,12 +246,12 @@ async def test_without_nvml_the_specs_tell_the_devices_whose_files_are_there(tmp
     (tmp_path / "proc").mkdir()
     inventory = await open_without_nvml(tmp_path)
     first, second = inventory.devices()
-    assert (first.index, first.uuid, first.cdi) == (0, f"{GPU}=0", [f"{GPU}=0"])
+    assert (first.index, first.uuid, first.cdi) == (0, "CDI-f00df00df00d-0", [f"{GPU}=0"])
     assert (second.index, second.uuid, second.cdi) == (1, "GPU-b", [f"{GPU}=GPU-b", f"{GPU}=1"])
     assert [reading.health for reading in await inventory.sample()] == ["ok", "ok"]
     inventory.close()
     with Stub(tmp_path / "none").load():
-        there = await open_machine(root=tmp_path)
+        there = await open_machine("f00d" * 8, root=tmp_path)
     assert there.devices() == [], "a driver that lists no device has none"
     there.close()
 
@@ -282,7 +282,7 @@ async def test_on_wsl2_all_is_the_one_device(tmp_path: Path) -> None:
     assert inventory.devices() == []
     put(tmp_path / "dev", "dxg", b"")
     inventory = await open_without_nvml(tmp_path)
-    assert [(each.uuid, each.cdi) for each in inventory.devices()] == [(f"{GPU}=all", [f"{GPU}=all"])]
+    assert [(each.uuid, each.cdi) for each in inventory.devices()] == [("CDI-f00df00df00d-all", [f"{GPU}=all"])]
 
 
 # --------------------------------------------------------------------------------------------------------- writing

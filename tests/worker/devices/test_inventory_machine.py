@@ -41,7 +41,7 @@ async def test_nvidia_comes_first_and_each_vendor_counts_for_itself(
 
 
 async def one_of_each(tmp_path: Path, machine: MadeUpMachine, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    inventory = await open_machine(root=tmp_path)
+    inventory = await open_machine("f00d" * 8, root=tmp_path)
     found = [(device.vendor, device.index, device.uuid) for device in inventory.devices()]
     assert found == [("nvidia", 0, "GPU-a"), ("amd", 0, "GPU-a1b2c3d4e5f60082"), ("intel", 0, "0000:00:02.0")]
     GpuPool(inventory.devices()).validate()
@@ -75,7 +75,7 @@ async def test_an_embedded_worker_has_the_devices_of_all_vendors(
 
 async def test_a_machine_without_gpus_is_no_error(tmp_path: Path) -> None:
     with Stub(tmp_path / "stub", extra=("fail call=nvmlInitWithFlags code=12",)).load():  # no library
-        inventory = await open_machine(root=tmp_path)
+        inventory = await open_machine("f00d" * 8, root=tmp_path)
         assert (inventory.devices(), await inventory.sample()) == ([], [])
 
 
@@ -85,7 +85,7 @@ async def test_a_driver_that_fails_is_an_error_also_where_others_answer(tmp_path
         Stub(tmp_path / "stub", extra=("fail call=nvmlInitWithFlags code=999",)).load(),
         pytest.raises(NvmlUnavailable),
     ):
-        await open_machine(root=tmp_path)
+        await open_machine("f00d" * 8, root=tmp_path)
 
 
 async def test_slots_that_are_not_there(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from moorage.worker.devices.device_health import DeviceHealth
 from moorage.worker.devices.readers.base import FREE_TOLERANCE_MIB, DeviceProcess, SlotReading
 from moorage.worker.devices.readers.faults import Fault
 from moorage.worker.devices.readers.nvml import BASELINE_ASSUMED_MIB, NvmlInventory, NvmlUnavailable, open_nvml
@@ -134,6 +135,90 @@ READINGS: dict[str, tuple[Board, SlotReading]] = {
         SlotReading(0, 601, 31),
     ),
 }
+
+
+def test_use_is_the_greatest_of_compute_encoder_and_decoder(tmp_path: Path) -> None:
+    """A transcoder hardly computes: its GPU is in use all the same."""
+    board = Board("GPU-a", more={"util": 1, "encoder": 80, "decoder": 35, "power": 71_900})
+
+    async def scene() -> None:
+        inventory = await opened(board, folder=tmp_path)
+        [reading] = await inventory.sample()
+        told = (reading.util_percent, reading.encoder_percent, reading.decoder_percent, reading.power_w)
+        assert told == (80, 80, 35, 71)
+        board.set(more={"decoder": 35}, errors={"util": int(pynvml.NVML_ERROR_NOT_SUPPORTED)})
+        [reading] = await inventory.sample()
+        assert (reading.util_percent, reading.power_w) == (35, None)
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("more", "peak"),
+    [
+        ({"peak": 40}, 40),
+        ({"peak_encoder": 30, "peak_decoder": 7}, 30),
+        ({"peak": 40, "peak_age_s": 900}, 0),
+        ({"peak": 40, "peak_age_s": -900}, 0),
+        ({}, 0),
+    ],
+    ids=["it computed", "it encoded", "long ago", "a sample from the future", "nothing"],
+)
+def test_work_between_two_readings_is_seen_in_the_samples(more: dict[str, int], peak: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        [reading] = await (await opened(Board("GPU-a", more={**more}), folder=tmp_path)).sample()
+        assert (reading.util_percent, reading.peak_percent) == (0, peak)
+        assert reading.shows_use is (peak > 0)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("errors", [{}, {"fabric": int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)}], ids=["new", "older"])
+@pytest.mark.parametrize(
+    ("more", "detail"),
+    [
+        ({}, ""),
+        ({"fabric": 1}, "the NVLink fabric is not ready (not started): is nvidia-fabricmanager running?"),
+        ({"fabric": 2}, "the NVLink fabric is not ready (in progress): is nvidia-fabricmanager running?"),
+        ({"fabric": 3}, ""),
+        ({"fabric": 3, "fabric_status": 999}, "the GPU could not join the NVLink fabric (NVML error 999)"),
+    ],
+)
+def test_a_gpu_whose_fabric_is_not_ready_has_a_fault(
+    more: dict[str, int], detail: str, errors: dict[str, int], tmp_path: Path
+) -> None:
+    """NVML is well then, and every job fails."""
+
+    async def scene() -> None:
+        inventory = await opened(Board("GPU-a", more={**more}, errors=errors), folder=tmp_path)
+        [reading] = await inventory.sample()
+        assert (reading.health, [fault.detail for fault in reading.faults]) == ("ok", [detail] if detail else [])
+        health = DeviceHealth(inventory.devices(), boot="b", now=0.0)
+        health.read(0, reading, 1.0)
+        assert [(each.kind, each.ends) for each in health.unwell(1.0)] == ([("fabric", False)] if detail else [])
+        health.read(0, SlotReading(0), 2.0)
+        assert health.verdict(0, 2.0).kind == "ok", "it is used again at once"
+
+    run(scene())
+
+
+def test_a_broken_route_of_the_fabric_is_a_fault(tmp_path: Path) -> None:
+    async def scene() -> None:
+        for health, detail in ((2 << 4, []), (1 << 4, ["a route of the NVLink fabric is broken"])):
+            board = Board("GPU-a", more={"fabric": 3, "fabric_health": health})
+            [reading] = await (await opened(board, folder=tmp_path)).sample()
+            assert [fault.detail for fault in reading.faults] == detail
+
+    run(scene())
+
+
+def test_a_driver_without_samples_tells_all_else(tmp_path: Path) -> None:
+    async def scene() -> None:
+        board = Board("GPU-a", more={"peak": 40, "util": 3}, errors={"samples": 999, "encoder": 3})
+        [reading] = await (await opened(board, folder=tmp_path)).sample()
+        assert (reading.health, reading.util_percent, reading.peak_percent) == ("ok", 3, 0)
+
+    run(scene())
 
 
 @pytest.mark.parametrize(("board", "reading"), READINGS.values(), ids=READINGS)

@@ -476,7 +476,7 @@ class GivesItsOwnVariables(Faulty):
 
 class ShowsAnyDevice(Faulty):
     def variables(self, environment: dict[str, str]) -> dict[str, str]:
-        return environment | {"CUDA_VISIBLE_DEVICES": "0,1"}
+        return environment | {"CUDA_VISIBLE_DEVICES": "1,3"}
 
 
 class KeepsSecretsToItself(Faulty):

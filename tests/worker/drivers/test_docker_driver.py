@@ -464,6 +464,29 @@ async def test_an_engine_that_dies_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_an_exit_code_is_asked_for_again_once_the_engine_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    caplog.set_level("INFO", "moorage.worker")
+    with engine() as docker:
+        docker.make_image(IMAGE)
+        async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+            name = rig.start("j1", "sh", "-c", "sleep 3; exit 4")
+            await rig.reported(Started, name)
+            assert rig.driver.engine_down() is None
+            docker.kill()
+            await until(rig.driver.engine_down, what="the driver tells of it")
+            # only the engine knows the code of a container that ended meanwhile
+            await until(lambda: "which knows its exit code" in caplog.text, deadline_s=90, what="it waits for the code")
+            assert rig.told(Ended, name) is None
+            docker.start()
+            assert await rig.reported(Ended, name) == (name, 4, "exit")
+            await until(lambda: rig.driver.engine_down() is None, what="it is back")
+
+
+@pytest.mark.slow
 async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
         absent = rig.start("absent", "no-such-program")
@@ -870,7 +893,7 @@ def test_gpus_come_by_cdi_where_the_engines_specs_have_all_of_them_and_by_the_ho
         assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])
         assert one["Capabilities"] == [["gpu", "compute", "utility", "video"]]
         assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
-    only_cdi = Device(0, "nvidia", "x", "nvidia.com/gpu=0", cdi=["nvidia.com/gpu=0"])
+    only_cdi = Device(0, "nvidia", "x", "CDI-f00df00df00d-0", cdi=["nvidia.com/gpu=0"])
     asked, _ = devices_of([only_cdi], own, cdi.Registry())
     assert asked["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0"]}], "no hook knows it"
 

@@ -59,7 +59,7 @@ class Amd(Host):
 
 
 def opens(host: Host) -> Callable[[], Awaitable[CombinedInventory]]:
-    return partial(open_machine, root=host.root)
+    return partial(open_machine, "f00d" * 8, root=host.root)
 
 
 async def opened(host: Host, folder: Path) -> HandingInventory:
@@ -86,7 +86,7 @@ async def test_a_gpu_that_a_vm_has_is_neither_lost_nor_foreign_nor_free(amd: Amd
         lease = pool.try_claim_slots([0], "exclusive", "j1")
         watch = DeviceWatch(inventory.devices(), "boot", pool, 600.0, 0.0, None)
         assert await inventory.hand_on(card) == [GPU, AUDIO]
-        plain = await open_machine(root=amd.root)  # what an inventory says that does not know of it
+        plain = await open_machine("f00d" * 8, root=amd.root)  # what an inventory says that does not know of it
         assert [device.uuid for device in plain.devices()] == [other.uuid]
 
         for now in (1.0, 2.0 + UNRESPONSIVE_S, 100.0 + UNRESPONSIVE_S):

@@ -158,7 +158,8 @@ async def test_a_function_runs_with_its_lease_and_its_result_is_kept(
         context = service.seen[0]
         device = service.worker.pool.slot_states()[1].slot
         assert (device, len(context.devices), context.attempt, context.fence) == (1, 1, 1, 10)
-        assert context.environment["CUDA_VISIBLE_DEVICES"] == context.uuids[0] == context.devices[0].uuid
+        assert context.environment["CUDA_VISIBLE_DEVICES"] == str(context.devices[0].index)
+        assert context.environment["MOORAGE_GPU_UUIDS"] == context.uuids[0] == context.devices[0].uuid
         assert context.environment["MOORAGE_FENCE"] == "10"
 
         store = await nats.connect(nats_url)

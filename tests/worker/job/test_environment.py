@@ -36,7 +36,7 @@ BY_VENDOR = {
     "nvidia": (
         [device("nvidia", 5), device("nvidia", 0)],
         {
-            "CUDA_VISIBLE_DEVICES": "GPU-nvidia-5,GPU-nvidia-0",
+            "CUDA_VISIBLE_DEVICES": "5,0",
             "NVIDIA_VISIBLE_DEVICES": "GPU-nvidia-5,GPU-nvidia-0",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "MOORAGE_GPU_UUIDS": "GPU-nvidia-5,GPU-nvidia-0",
@@ -77,7 +77,7 @@ BY_VENDOR = {
     "two vendors with one index": (
         [device("nvidia", 0), device("intel", 0)],
         {
-            "CUDA_VISIBLE_DEVICES": "GPU-nvidia-0",
+            "CUDA_VISIBLE_DEVICES": "0",
             "NVIDIA_VISIBLE_DEVICES": "GPU-nvidia-0",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "ZE_AFFINITY_MASK": "0",
@@ -95,6 +95,40 @@ def test_fact_47_each_vendor_has_its_own_variables_with_the_leased_devices(
     devices: list[Device], expected: dict[str, str]
 ) -> None:
     assert environment(*devices) == {**OF_MEMBER, **expected}
+
+
+GPUS = [Device(5, "nvidia", "a", "GPU-a"), Device(2, "nvidia", "b", "GPU-b")]
+SLICE = [Device(5, "nvidia", "a", "MIG-a", mig=True, profile="1g.10gb")]
+FROM_SPECS = [Device(3, "nvidia", "a", "CDI-f00df00df00d-3")]
+WSL2 = [Device(0, "nvidia", "a", "CDI-f00df00df00d-all")]
+OWN, BY_UUID, MPS = {"sees_only_its_own": True}, {"by_uuid": True}, {"mode": "mps", "has_own_mps": True}
+
+
+@pytest.mark.parametrize(
+    ("devices", "more", "shown"),
+    [
+        (GPUS, {}, "5,2"),
+        (GPUS, OWN, "0,1"),
+        (GPUS[:1], MPS, "0"),
+        (GPUS[:1], {"has_own_mps": True}, "5"),
+        (GPUS, BY_UUID, "GPU-a,GPU-b"),
+        (GPUS, OWN | BY_UUID, "GPU-a,GPU-b"),
+        (SLICE, {}, "MIG-a"),
+        (SLICE, OWN, "MIG-a"),
+        (FROM_SPECS, {}, "3"),
+        (FROM_SPECS, BY_UUID, "3"),
+        (FROM_SPECS, OWN, None),
+        (WSL2, {}, None),
+    ],
+)
+def test_cuda_gets_numbers_that_a_program_understands(
+    devices: list[Device], more: dict[str, object], shown: str | None
+) -> None:
+    found = environment(*devices, **more)
+    assert found.get("CUDA_VISIBLE_DEVICES") == shown
+    assert found["NVIDIA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_UUIDS"] == ",".join(each.uuid for each in devices)
+    assert found["MOORAGE_GPU_INDICES"] == ",".join(str(each.index) for each in devices)
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 async def test_fact_47_holds_for_what_the_drm_inventory_lists(tmp_path: Path) -> None:
@@ -179,7 +213,7 @@ def test_fact_48_no_mps_variable_in_another_mode(mode: str) -> None:
 def test_fact_49_a_time_slice_index_leaves_exactly_that_device() -> None:
     spec = GpuSpec(sharing="time-slice", time_slice_index=2)
     found = environment(device("nvidia", 2), mode="time-slice", gpu_spec=spec)
-    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-nvidia-2"
+    assert found["CUDA_VISIBLE_DEVICES"] == "2"
     assert found["MOORAGE_GPU_INDICES"] == "2"
 
 
@@ -281,7 +315,7 @@ def test_ours_win_and_the_rest_of_the_request_is_kept() -> None:
     requested = {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "MOORAGE_FENCE": "9999", "WORLD_SIZE": "1"}
     found = lay_over(requested, environment(device("nvidia", 0)))
     assert found["SEED"] == "7"
-    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-nvidia-0"
+    assert found["CUDA_VISIBLE_DEVICES"] == "0"
     assert found["MOORAGE_FENCE"] == "771"
     assert found["WORLD_SIZE"] == "1"  # not a gang: the word is the request's
 

@@ -140,7 +140,7 @@ async def test_a_lease_is_whole_devices_until_given_back() -> None:
     async with lender("1xL40S,2xH100") as w:
         async with borrow(w.path, "2xH100:80G", purpose="train") as lease:
             assert (lease.worker, [device.index for device in lease.devices]) == ("w1", [1, 2])
-            assert lease.environment["CUDA_VISIBLE_DEVICES"] == ",".join(lease.uuids)
+            assert lease.environment["CUDA_VISIBLE_DEVICES"] == "1,2"
             assert not any(name in lease.environment for name in ("MOORAGE_JOB", "MOORAGE_FENCE"))
             assert w.taken() == [1, 2]
             [held] = w.server.holders

@@ -299,7 +299,7 @@ def test_the_newest_samples_count_and_no_process_has_more_than_all_of_a_gpu() ->
     late_us = time.time_ns() // 1000
     api.samples = [
         sample(5, late_us - 2, 90),
-        sample(5, late_us, 20, 5, 5),
+        sample(5, late_us, 20, 30, 5),
         sample(6, late_us, 4_000_000, 50),
         sample(7, 1, 9),
     ]

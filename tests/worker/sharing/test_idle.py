@@ -12,7 +12,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import IDLE_LEVEL, Fact, Place
 from moorage.schemas.job import QOS, Qos
-from moorage.worker.devices.readers.base import SlotReading
+from moorage.worker.devices.readers.base import ProcessUse, SlotReading
 from moorage.worker.settings import settings_from
 from moorage.worker.sharing.idle_watch import Idle, IdleJobs, IdleWatch, UnusedJobs
 from tests.nvidia.stub import Board
@@ -58,12 +58,22 @@ def test_a_tenants_own_rule_goes_before_that_for_every_other(rules: dict[str, in
     "reading",
     [
         SlotReading(util_percent=1, memory_used_mib=5000),
+        SlotReading(util_percent=0, memory_used_mib=5000, peak_percent=3),
+        SlotReading(util_percent=0, memory_used_mib=5000, used_by={7: ProcessUse(4000, 2)}),
         SlotReading(util_percent=0, memory_used_mib=5100),
         SlotReading(util_percent=None, memory_used_mib=5000),
         SlotReading(util_percent=0, memory_used_mib=5000, health="unresponsive"),
         SlotReading(health="unresponsive"),
     ],
-    ids=["it works", "its memory grows", "the board does not tell", "not to be trusted", "it does not answer"],
+    ids=[
+        "it works",
+        "it worked between",
+        "a process worked",
+        "its memory grows",
+        "the board does not tell",
+        "not to be trusted",
+        "it does not answer",
+    ],
 )
 def test_one_device_in_use_or_unknown_begins_the_time_anew(reading: SlotReading) -> None:
     found = watched(*still(1000, 1050), (1055, STILL, reading), *still(1070, 1114, 1130))

@@ -102,6 +102,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Path | None,
         setting("Folder of the sockets of managed MPS daemons; by default one in /run as root, else in state_dir."),
     ] = None
+    visible_devices: Annotated[
+        Literal["auto", "uuid"],
+        setting(
+            "What CUDA_VISIBLE_DEVICES has: uuid; or auto: numbers, but uuids beside GPUs in MIG mode or the driver vm."
+        ),
+    ] = "auto"
     lent_slots: Annotated[
         tuple[int, ...] | None, setting("Positions of the devices that the scheduler may use; all by default.")
     ] = None
@@ -415,6 +421,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     next=f"give {name} positions of this host's devices, which begin with 0, or remove it",
                 )
         return [replace(one, modes=kept[slot]) if slot in kept else one for slot, one in enumerate(devices)]
+
+    def shows_uuids(self, devices: Sequence[Device]) -> bool:
+        """Return whether NVIDIA devices of this host are shown to CUDA by uuid, not by number.
+
+        By a setting, or where numbers change or mean something else: CUDA does not count GPUs in MIG mode as NVML does,
+        and counts no GPU that a VM has.
+        """
+        return self.visible_devices == "uuid" or "vm" in self.drivers or any(device.mig for device in devices)
 
     def freezes_after_s(self, qos: Qos) -> int:
         """Return after how many seconds without use of its GPUs a job of that `qos` is frozen; 0: never."""

@@ -91,7 +91,7 @@ class BorrowedLease:
         self.simulated: Final = granted.simulated
         #: the variables that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and the like)
         self.environment: Final[Mapping[str, str]] = device_environment(
-            granted.devices, granted.mode, spec, simulated=granted.simulated
+            granted.devices, granted.mode, spec, simulated=granted.simulated, by_uuid=granted.by_uuid
         )
         self._on_asked_back = on_asked_back
         #: the latest request to give back; None again if it is withdrawn, as when a drain ends

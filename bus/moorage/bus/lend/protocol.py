@@ -53,6 +53,7 @@ class Granted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     devices: list[Device]
     mode: Sharing = "exclusive"
     simulated: bool = False
+    by_uuid: bool = False  # show NVIDIA devices to CUDA by uuid, not by number
 
 
 class AskedBack(msgspec.Struct, frozen=True, tag_field="kind", tag="asked-back"):

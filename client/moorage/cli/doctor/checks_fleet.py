@@ -340,6 +340,10 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
     if STARTS_FAIL.name in counts:
         fix = "moorage fleet says why; mend that, then moorage uncordon WORKER opens the worker at once"
         return Check("workers", "warn", found, fix)
+    if down := sorted({row["worker"] for row in rows if row.get("drivers_down")}):
+        drivers = sorted({each["driver"] for row in rows for each in row.get("drivers_down", ())})
+        found += f"; the engine of the driver {' '.join(drivers)} does not answer{_named('', down)}"
+        return Check("workers", "warn", found, "start the engine on these hosts: moorage fleet says what it answered")
     if "stale" in counts or "not-heard" in counts:
         fix = (
             "read the log of each stale worker (with moorage up: worker.log in its data folder), and check its "

@@ -195,12 +195,15 @@ def _fleet(data: dict[str, Any]) -> None:
 
 
 def _troubles(workers: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each worker on which starts fail, each device that cannot be used, and each timed drain."""
+    """Return a line for each worker on which starts fail, driver or device that cannot be used, and timed drain."""
     lines = []
     for worker in workers:
         if (fails := worker.get("starts_fail")) is not None:
             until = f"no jobs for {age(fails['opens_in_ms'])}, or until moorage uncordon {worker['worker']}"
             lines.append(f"{worker['worker']}: jobs fail to start: {fails['why']}; {until}")
+        for down in worker.get("drivers_down", ()):
+            since = age(1000 * down["for_s"])
+            lines.append(f"{worker['worker']}: driver-down: {down['driver']}: {down['why']}, since {since}")
         for row in worker.get("troubles", ()):
             what = (
                 f"used by {row['detail']}"

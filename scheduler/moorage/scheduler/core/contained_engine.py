@@ -259,7 +259,7 @@ class ContainedEngine(Engine):
         hosts = [
             [
                 num, host.heard, host.last_ms, host.load_ms, host.busy, host.waiting, host.sick, host.stale,
-                host.util_percent, [[slot, *trouble] for slot, trouble in host.troubles.items()],
+                host.util_percent, [[slot, *trouble] for slot, trouble in host.troubles.items()], dict(host.down),
             ]
             for num, host in self.fleet.hosts.items()
         ]  # fmt: skip
@@ -282,13 +282,14 @@ class ContainedEngine(Engine):
         for job in self.state.jobs.values():
             job.shape = None
         self._indexing.resume(mono_ms, again=True)
-        for num, heard, last_ms, load_ms, busy, waiting, sick, stale, util_percent, troubles in soft["hosts"]:
+        for num, heard, last_ms, load_ms, busy, waiting, sick, stale, util_percent, troubles, down in soft["hosts"]:
             host = self.fleet.hosts.get(num)
             if host is None:
                 continue
             host.heard, host.last_ms, host.load_ms, host.busy, host.waiting = heard, last_ms, load_ms, busy, waiting
             host.sick, host.stale, host.util_percent = sick, stale, util_percent
             host.troubles = {slot: (health, detail) for slot, health, detail in troubles}
+            host.down = {driver: (why, for_s) for driver, (why, for_s) in down.items()}
             host.closed = host.closed or host.worker.id in contained.failing
             self.fleet.refresh(host)
         for event in self.pending.submits:

@@ -105,10 +105,13 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     leased: bool = False  # whether a job, or a process of the host, leases it
     sharers: int = 0  # number of jobs that share it now
     mode: str = ""  # its lease's mode: exclusive, mps or time-slice
-    util_percent: int = 0
+    util_percent: int = 0  # the greatest of compute, encoder and decoder
+    encoder_percent: int = 0
+    decoder_percent: int = 0
+    power_w: int | None = None
     memory_used_mib: int = 0
     temperature_c: int | None = None
-    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, mig, quarantined
+    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, fabric, probation, mig, quarantined
     health: str = "ok"
     foreign: str = ""  # the foreign process on the device, as "pid 8812 python (user bob)"; empty without one
     #: the cause of its health, as "Xid 79: the GPU has fallen off the bus"; or that a VM has the device

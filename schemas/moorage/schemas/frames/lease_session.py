@@ -157,6 +157,17 @@ class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ends: bool = False
 
 
+class DriverDown(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A driver of a worker whose engine does not answer: it gets no jobs of that driver, and keeps those that it has.
+
+    `why` is one line, `for_s` for how many seconds that has been so.
+    """
+
+    driver: str
+    why: str
+    for_s: int = 0
+
+
 class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="join"):
     """A worker asks for a new lease session for this boot. All that it ran before is proven to be over, or is listed
     here.
@@ -213,6 +224,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
       of devices by an operator that the worker has carried out (see `Wanted`).
     - `reign` is the highest that the worker has heard of.
     - `resized` are those of `held` whose part of their devices an operator has changed.
+    - `down` is the complete list of drivers whose engine does not answer.
     """
 
     session: str
@@ -227,6 +239,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     well_n: int = 0
     reign: int = 0
     resized: list[Resized] = []
+    down: list[DriverDown] = []
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):

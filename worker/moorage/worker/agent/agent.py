@@ -534,6 +534,7 @@ class Agent:
                 None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 config,
                 member.place.folder,
+                self.settings.shows_uuids(devices),
             )
             assignments.append(assignment)
         # a foreign driver starts them one by one: if it raises, it is clear which start failed

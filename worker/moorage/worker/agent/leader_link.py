@@ -78,6 +78,7 @@ class LeaderLink:
             well_n=self._watch.health.well_n,
             reign=self._session.reign,
             resized=command.resized,
+            down=self._reporter.drivers_down(),
         )
         self._ask("renew", command.n, encode(renew, json=False))
 

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from moorage.schemas.capabilities import COUNTED, NEXT_ATTEMPT, Capabilities
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Device, Hello, Load, Look, Looked, SlotLoad
+from moorage.schemas.frames import Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
+from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
 from moorage.worker.agent.lost_members import LostMembers
 from moorage.worker.agent.policy import Policy
@@ -122,6 +123,12 @@ class Reporter:
             self._shell.spawn(self._sample_and_say_load())
         elif now >= self._load_at_s:
             self._say_load()
+
+    def drivers_down(self) -> list[DriverDown]:
+        """Return the drivers whose engine does not answer now."""
+        now_s = boottime_s()
+        told = ((name, driver.engine_down()) for name, driver in self.drivers.items() if not driver.is_foreign)
+        return [DriverDown(name, down[0], max(0, int(now_s - down[1]))) for name, down in told if down is not None]
 
     def hello(self) -> Hello:
         settings, facts = self.settings, self.facts
@@ -268,6 +275,9 @@ class Reporter:
             sharers=state.sharers,
             mode=state.mode or "",
             util_percent=reading.util_percent or 0,
+            encoder_percent=reading.encoder_percent,
+            decoder_percent=reading.decoder_percent,
+            power_w=reading.power_w,
             memory_used_mib=reading.memory_used_mib,
             temperature_c=reading.temperature_c,
             health=health,

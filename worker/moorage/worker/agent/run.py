@@ -28,6 +28,7 @@ from moorage.worker.devices.changed_devices import devices_changed
 from moorage.worker.devices.gpu_nodes import GpuNodes
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
+from moorage.worker.devices.readers.machine import open_machine
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.devices.readers.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.devices.readers.simulated_faults import FaultFile
@@ -289,7 +290,7 @@ async def _put_agents(
     """Add the agents to `worker.agents` one by one, so that they can be closed if a later one fails. Raises Refused."""
     if hosts is None:
         name = settings.worker or facts.worker
-        machine = await _devices(name, settings, drivers)
+        machine = await _devices(name, settings, drivers, facts.machine)
         try:
             modes = worker.compute_modes
             worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link, files, modes))
@@ -305,7 +306,7 @@ async def _put_agents(
         worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, drivers, link, files))
 
 
-async def _devices(name: str, settings: WorkerSettings, drivers: list[Found]) -> Inventory:
+async def _devices(name: str, settings: WorkerSettings, drivers: list[Found], machine: str) -> Inventory:
     """Return the devices of this host, or those that a driver has instead. Raises Refused."""
     for each in drivers:
         found = await each.kind.open_inventory(name, settings, each.own)
@@ -319,7 +320,7 @@ async def _devices(name: str, settings: WorkerSettings, drivers: list[Found]) ->
             )
         if found is not None:
             return found
-    return await open_handing(settings.state_dir / HANDED_ON)
+    return await open_handing(settings.state_dir / HANDED_ON, open_inner=functools.partial(open_machine, machine))
 
 
 def _agent(
@@ -409,6 +410,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
         idle=IdleWatch(settings.idle_warn_s, settings.idle_reclaim_s),
+        by_uuid=settings.shows_uuids(agent.devices),
     )
     try:
         await lender.open(settings.lease_socket or settings.state_dir / SOCKET_NAME)

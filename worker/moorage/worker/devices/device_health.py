@@ -183,7 +183,7 @@ class DeviceHealth:
             return DIVIDED
         if fault is None or fault.gravity < Gravity.CLOSED:
             return OK
-        return Verdict(fault.kind, fault.detail, recorded=fault.kind == "reset-needed")
+        return Verdict(fault.kind, fault.detail, recorded=fault.kind in ("reset-needed", "fabric"))
 
     def unwell(self, now: float) -> list[Unwell]:
         """Return, for the renewal, the devices that must not be given out and whose state survives a takeover."""

@@ -82,6 +82,8 @@ class Assignment(msgspec.Struct, frozen=True):
     `config` is the job's `driver_config` for this driver, converted to `Driver.config`, or as the caller sent it if the
     driver declares no `config`.
 
+    With `by_uuid` NVIDIA devices are shown to CUDA by uuid, not by number.
+
     If `has_folder` is set, the member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd`
     replaces it. Requests of older ledgers have no folder.
     """
@@ -95,6 +97,7 @@ class Assignment(msgspec.Struct, frozen=True):
     ends_in_s: float | None = None
     config: Any = None
     has_folder: bool = True
+    by_uuid: bool = False
 
     @property
     def run(self) -> Run:
@@ -118,9 +121,17 @@ class Assignment(msgspec.Struct, frozen=True):
         return max(0.0, min(ends) - run.checkpoint_before_s)
 
     def environment(
-        self, *, interface: str | None = None, simulated: bool = False, has_own_mps: bool = False
+        self,
+        *,
+        interface: str | None = None,
+        simulated: bool = False,
+        has_own_mps: bool = False,
+        sees_only_its_own: bool = False,
     ) -> JobEnvironment:
-        """Return the variables of the lease and the gang, from `gpu_environment`. Raises SharingUnavailable."""
+        """Return the variables of the lease and the gang, from `gpu_environment`. Raises SharingUnavailable.
+
+        A driver sets `sees_only_its_own` if its members can open no NVIDIA device but those of their lease.
+        """
         tenant, job, replica, attempt, fence = self.name
         start = self.start
         gang = None
@@ -139,6 +150,8 @@ class Assignment(msgspec.Struct, frozen=True):
             traceparent=self.traceparent,
             simulated=simulated,
             has_own_mps=has_own_mps,
+            by_uuid=self.by_uuid,
+            sees_only_its_own=sees_only_its_own,
         )
 
 
@@ -210,6 +223,13 @@ class Driver:
         """Set the functions that take events and output; the agent calls this once, before `open`."""
         self.report = report
         self.publish = publish
+
+    def engine_down(self) -> tuple[str, float] | None:
+        """Return why the engine behind this driver does not answer, and since when in seconds of CLOCK_BOOTTIME.
+
+        None if it answers, or if the driver has none. While it is down, the worker gets no jobs of this driver.
+        """
+        return None
 
     async def open(self) -> list[Living]:
         """Get ready to start members. Return the earlier members that still run, or whose end was not reported yet.

@@ -84,13 +84,18 @@ def gpu_environment(
     traceparent: str = "",
     simulated: bool = False,
     has_own_mps: bool = False,
+    by_uuid: bool = False,
+    sees_only_its_own: bool = False,
 ) -> JobEnvironment:
     """Return the variables of one member: those of `device_environment`, its name, and how it meets its gang.
 
     Raises SharingUnavailable as `device_environment` does.
     """
     spec = gpu_spec or GpuSpec()
-    environment = device_environment(devices, mode, spec, simulated=simulated, has_own_mps=has_own_mps)
+    environment = device_environment(
+        devices, mode, spec,
+        simulated=simulated, has_own_mps=has_own_mps, by_uuid=by_uuid, sees_only_its_own=sees_only_its_own,
+    )  # fmt: skip
     environment |= {
         "MOORAGE_JOB": job,
         "MOORAGE_TENANT": tenant,

@@ -80,6 +80,7 @@ class LeaseServer:
         gid: int | None = None,
         free_wait_s: float = FREE_WAIT_S,
         idle: IdleWatch[Holder] | None = None,
+        by_uuid: bool = False,
     ) -> None:
         self._worker = worker
         self._pool = pool
@@ -98,6 +99,7 @@ class LeaseServer:
         self._closing = ""
         self._closed = False
         self._idle = idle
+        self._by_uuid = by_uuid
 
     @property
     def holders(self) -> list[Holder]:
@@ -317,7 +319,7 @@ class LeaseServer:
                 following = loop.create_task(holder.family.follow())
             self._empty.clear()
             devices = [lease.device for lease in leases]
-            holder.say(Granted(self._worker, devices, holder.mode, self._inventory.simulated))
+            holder.say(Granted(self._worker, devices, holder.mode, self._inventory.simulated, self._by_uuid))
             log.info("%s: %r holds a lease", self._worker, holder)
             if self._closing:
                 self.ask_back(self._closing, DRAIN_S if self._closing == DRAINED else 0.0)

@@ -38,9 +38,10 @@ class IdleWatch(Generic[K]):
     """Finds the holders whose devices show no use, to warn about them or to end them.
 
     `warn_s` are the seconds between warnings, 0 for none. `reclaim_s` are the seconds after which a holder is to end,
-    by tenant, with `*` for every other tenant; 0 or no entry: never. A device shows use while its utilization is above
-    0, or when its memory has changed since it went idle. A holder is never idle while one of its devices shows use,
-    does not report its utilization, or does not answer.
+    by tenant, with `*` for every other tenant; 0 or no entry: never. A device shows use if its compute, encoder or
+    decoder worked since the reading before (`SlotReading.shows_use`), or when its memory has changed since it went
+    idle. A holder is never idle while one of its devices shows use, does not report its utilization, or does not
+    answer.
     """
 
     def __init__(self, warn_s: float, reclaim_s: Mapping[str, int]) -> None:
@@ -63,7 +64,7 @@ class IdleWatch(Generic[K]):
         found: dict[K, Idle] = {}
         for key, (tenant, slots) in holders.items():
             seen = [readings[slot] for slot in slots]
-            if not seen or any(each.util_percent != 0 or each.health == "unresponsive" for each in seen):
+            if not seen or any(each.shows_use for each in seen):
                 continue
             memory_mib = [each.memory_used_mib for each in seen]
             since = self._still.get(key)

@@ -5,7 +5,7 @@ name="$MOORAGE_JOB $MOORAGE_REPLICA $MOORAGE_ATTEMPT $MOORAGE_FENCE"
 fail() { echo "bad $name $1" >>"$record"; exit 97; }
 
 [ -n "$MOORAGE_FENCE" ] && [ -n "$MOORAGE_TENANT" ] || fail no-name
-[ "$CUDA_VISIBLE_DEVICES" = "$MOORAGE_GPU_UUIDS" ] || fail other-devices
+[ "$CUDA_VISIBLE_DEVICES" = "$MOORAGE_GPU_INDICES" ] || fail other-devices
 [ -z "$MOORAGE_LEDGER_URL$MOORAGE_DEMO_CANARY" ] || fail inherited-environment
 if [ -n "$MOORAGE_GPU_UUIDS" ]; then
     commas=$(echo "$MOORAGE_GPU_UUIDS" | tr -cd , | wc -c)

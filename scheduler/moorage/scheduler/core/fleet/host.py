@@ -361,6 +361,7 @@ class Host:
         "cls",
         "cpu_free",
         "cpu_milli",
+        "down",
         "free",
         "frozen",
         "guests",
@@ -410,6 +411,8 @@ class Host:
         self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this term and session
         self.util_percent = 0  # mean of its devices, by its last load frame
         self.stale = False  # renewals or load frames are missing: no new jobs here
+        #: drivers whose engine does not answer, by its last renewal: (why, for how many seconds)
+        self.down: dict[str, tuple[str, int]] = {}
         self.bucket = -1
 
     @property
@@ -459,7 +462,7 @@ class Host:
         slots of the mask `without` are not counted.
         """
         fit = self.cls.fit(shape)
-        if fit.reason:
+        if fit.reason or (when != "ever" and shape.driver in self.down):
             return 0
         now = when == "now"
         most = MEMBERS_MAX - (self.held if now else 0)
@@ -486,6 +489,8 @@ class Host:
 
     def may_have_room(self, shape: Shape) -> bool:
         """Return whether a replica may start here now, by a quick check that never misses one that can."""
+        if shape.driver in self.down:
+            return False
         if shape.cpu_milli > self.cpu_free and self.cpu_milli:
             return False
         room = max(self.free.bit_count() + len(self.shared), self.frozen.bit_count() if shape.guest else 0)
@@ -513,7 +518,12 @@ class Host:
         return most
 
     def fits_host(self, shape: Shape) -> bool:
-        """Return whether CPU, memory and member entries suffice for a replica. CPU or memory of 0 is not checked."""
+        """Return whether CPU, memory and member entries suffice for a replica, and its driver's engine answers.
+
+        CPU or memory of 0 is not checked.
+        """
+        if shape.driver in self.down:
+            return False
         if self.held >= MEMBERS_MAX:
             return False
         if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:

@@ -7,6 +7,7 @@ the worker's report until the worker has received it; from then on the worker ju
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
@@ -158,6 +159,15 @@ class Health:
         return ACT_BYTES * (len(frame.unwell) + len(worker.unwell) + 2) + len(worker.members) * (
             ACT_BYTES + 3 * STEP_BYTES
         )
+
+
+def drivers_down(frame: Renew, offered: Container[str]) -> dict[str, tuple[str, int]]:
+    """Return why the engines of drivers do not answer, cut to a bound, and for how many seconds, by driver."""
+    return {
+        each.driver: ("".join(char for char in each.why if char.isprintable())[:DETAIL_CHARS_MAX], max(0, each.for_s))
+        for each in frame.down
+        if each.driver in offered
+    }
 
 
 def _bounded(said: Unwell) -> tuple[str, str, int]:

@@ -33,7 +33,7 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.scheduler.core.lifecycle.forgetting import FORGET_EVERY_S
-from moorage.scheduler.core.lifecycle.health import Health
+from moorage.scheduler.core.lifecycle.health import Health, drivers_down
 from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import Problem, problem
@@ -307,6 +307,12 @@ class Sessions:
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
             self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens
+        down = drivers_down(frame, host.cls.drivers)
+        if host.down.keys() != down.keys():
+            if host.down.keys() - down.keys():
+                self.fleet.opens(worker.num)  # `refresh` looks at devices alone
+            self.fleet.redrawn.add(worker.num)
+        host.down = down
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale

@@ -156,8 +156,12 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
         return Explanation(reasons.NOT_HEARD, counts, [])
     open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
     counts["open"] = len(open_hosts)
+    answering = [host for host in open_hosts if shape.driver not in host.down]
+    if answering:
+        return answering
     if open_hosts:
-        return open_hosts
+        told = [f"{host.worker.id}: {shape.driver}: {host.down[shape.driver][0]}" for host in open_hosts]
+        return Explanation(reasons.DRIVER_DOWN, counts, [], troubles=told[:HOLDERS_MAX])
     shut = [host for host in heard if host.worker.until_ms]
     shown = [*shut, *(host for host in heard if not host.worker.until_ms)][:HOLDERS_MAX]
     return Explanation(

@@ -477,6 +477,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "troubles": troubles(worker, host, engine.state.time_ms),
         **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
         **({"starts_fail": starts_fail_of(worker, engine.state.time_ms)} if worker.until_ms else {}),
+        **({"drivers_down": drivers_down_of(host)} if host is not None and host.down else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
 
@@ -516,6 +517,11 @@ def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, A
     return [
         {"slot": slot, "gpu": pool[slot]["uuid"] if slot < len(pool) else "", **rows[slot]} for slot in sorted(rows)
     ]
+
+
+def drivers_down_of(host: Host) -> list[dict[str, Any]]:
+    """Return the drivers whose engine does not answer, with why, and for how many seconds that has been so."""
+    return [{"driver": driver, "why": why, "for_s": for_s} for driver, (why, for_s) in sorted(host.down.items())]
 
 
 def starts_fail_of(worker: Worker, now_ms: int) -> dict[str, Any]:

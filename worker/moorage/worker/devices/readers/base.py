@@ -65,7 +65,8 @@ class ProcessUse(NamedTuple):
 class SlotReading:
     """One device at one moment. A reading of an unresponsive device has only `health` and `faults`."""
 
-    util_percent: int | None = None  # None if the board does not report it
+    #: the greatest of compute, encoder and decoder; None if the board does not report it
+    util_percent: int | None = None
     memory_used_mib: int = 0
     temperature_c: int | None = None
     health: Health = "ok"
@@ -74,10 +75,21 @@ class SlotReading:
     faults: tuple[Fault, ...] = ()
     #: uncorrected memory errors since the driver was loaded
     uncorrected_errors: int = 0
+    encoder_percent: int = 0
+    decoder_percent: int = 0
+    #: the greatest of compute, encoder and decoder in the driver's samples since the reading before; 0 if it keeps none
+    peak_percent: int = 0
+    power_w: int | None = None  # None if the board does not report it
     #: a VM has it: the host cannot read it, and it is neither missing nor free
     handed_on: bool = False
     #: what each process uses, by pid; None unless the driver reports it for every process
     used_by: Mapping[int, ProcessUse] | None = field(default=None, compare=False)
+
+    @property
+    def shows_use(self) -> bool:
+        """Whether the device worked since the reading before, as far as its driver tells; True if that is unknown."""
+        by_processes = any(use.percent for use in (self.used_by or {}).values())
+        return self.util_percent != 0 or self.peak_percent > 0 or by_processes or self.health == "unresponsive"
 
     def foreign(self, ours: Container[int]) -> str:
         """Return the first process that is not in `ours` (pids), as "pid 8812 python (user bob)"; empty for none.

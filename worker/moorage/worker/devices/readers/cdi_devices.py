@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
+from moorage.schemas.names import CDI_UUID
 from moorage.worker.devices.readers.base import DeviceProcess, HeldUnknown, ReportFault, SlotReading, bounded, user_of
 from moorage.worker.devices.readers.cdi import ALL, KINDS, Registry
 from moorage.worker.devices.readers.threads import Question
 
 NAMES_MAX: Final = 8
+_MACHINE_CHARS: Final = 12
 SAMPLE_TIMEOUT_S: Final = 2.0
 #: files in /dev that belong to one GPU alone; NVIDIA's specs list a render node as well
 _OF_ONE_NVIDIA: Final = re.compile(r"/dev/nvidia[0-9]+")
@@ -63,8 +65,11 @@ class CdiInventory:
 
     simulated = False
 
-    def __init__(self, specs: Registry, root: Path = Path("/"), timeout_s: float = SAMPLE_TIMEOUT_S) -> None:
-        found = _devices(specs, root)
+    def __init__(
+        self, specs: Registry, machine: str, root: Path = Path("/"), timeout_s: float = SAMPLE_TIMEOUT_S
+    ) -> None:
+        """`machine` is the id of this machine: names of specs are the same on every host, and uuids are not."""
+        found = _devices(specs, machine, root)
         self._devices = [device for device, _ in found]
         self._nodes = [node for _, node in found]
         self._holders: Question[dict[str, list[DeviceProcess]]] = Question(
@@ -109,7 +114,7 @@ class CdiInventory:
         """Do nothing: nothing stays open between calls."""
 
 
-def _devices(specs: Registry, root: Path) -> list[tuple[Device, str]]:
+def _devices(specs: Registry, machine: str, root: Path) -> list[tuple[Device, str]]:
     """Return the devices whose file exists, each with its file, by its number; else the one device of WSL2, if any."""
     kind = KINDS["nvidia"]
     names: dict[str, list[str]] = {}
@@ -118,18 +123,19 @@ def _devices(specs: Registry, root: Path) -> list[tuple[Device, str]]:
         if len(files) == 1 and name != ALL and not name.startswith("MIG-") and ":" not in name:
             names.setdefault(files[0], []).append(name)
     found = [
-        (_device(int(re.sub(r"\D", "", file)), known), file)
+        (_device(int(re.sub(r"\D", "", file)), known, machine), file)
         for file, known in names.items()
         if (root / file.lstrip("/")).exists()
     ]
     if not found and f"{kind}={ALL}" in specs.devices and (root / DXG.lstrip("/")).exists():
-        found = [(_device(0, [ALL]), DXG)]
+        found = [(_device(0, [ALL], machine), DXG)]
     return sorted(found, key=lambda each: each[0].index)
 
 
-def _device(index: int, names: list[str]) -> Device:
+def _device(index: int, names: list[str], machine: str) -> Device:
     kind = KINDS["nvidia"]
-    uuid = next((name for name in names if _UUID.fullmatch(name)), f"{kind}={names[0]}")
+    made_up = f"{CDI_UUID}{machine[:_MACHINE_CHARS]}-{names[0]}"
+    uuid = next((name for name in names if _UUID.fullmatch(name)), made_up)
     return Device(index, "nvidia", "NVIDIA GPU", uuid, cdi=[f"{kind}={name}" for name in names][:NAMES_MAX])
 
 

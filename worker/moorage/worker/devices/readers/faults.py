@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal
 
-Health = Literal["ok", "thermal", "ecc", "xid", "remap", "reset-needed", "missing", "unresponsive", "probation", "mig"]
+Health = Literal[
+    "ok", "thermal", "ecc", "xid", "remap", "reset-needed", "missing", "unresponsive", "fabric", "probation", "mig"
+]
 
 DETAIL_CHARS_MAX: Final = 120
 
@@ -69,6 +71,13 @@ RECOVERY_ACTIONS: Final = {
     7: "the driver asks for a reboot of the system",
 }
 
+#: nvml.h: NVML_GPU_FABRIC_STATE_*, and where NVML_GPU_FABRIC_HEALTH_MASK has its word on routes
+_FABRIC_WAITS: Final = {1: "not started", 2: "in progress"}
+_FABRIC_COMPLETED: Final = 3
+_ROUTE_UNHEALTHY: Final = 4
+_HEALTH_TRUE: Final = 1
+_FABRIC_NEXT: Final = "is nvidia-fabricmanager running?"
+
 
 def of_xid(xid: int) -> Fault:
     """Return the fault of an Xid event. An unknown event fails the device: it comes back after its probation."""
@@ -95,6 +104,23 @@ def of_rows(pending: bool, failed: bool) -> Fault | None:
 def of_recovery_action(action: int) -> Fault | None:
     text = RECOVERY_ACTIONS.get(action)
     return Fault("reset-needed", Gravity.RESET, text) if text is not None else None
+
+
+def of_fabric(state: int, status: int, health: int) -> Fault | None:
+    """Return the fault of the NVLink fabric of a GPU, None without one or if it is ready.
+
+    `state`, `status` and `health` are nvml.h's `nvmlGpuFabricInfo_v2_t`; `health` is 0 if the driver reports none.
+    NVML answers for such a GPU as for a well one, and every CUDA program on it fails (802, system not yet initialized).
+    """
+    if state in _FABRIC_WAITS:
+        return Fault(
+            "fabric", Gravity.CLOSED, f"the NVLink fabric is not ready ({_FABRIC_WAITS[state]}): {_FABRIC_NEXT}"
+        )
+    if state == _FABRIC_COMPLETED and status != 0:
+        return Fault("fabric", Gravity.CLOSED, f"the GPU could not join the NVLink fabric (NVML error {status})")
+    if health >> _ROUTE_UNHEALTHY & 3 == _HEALTH_TRUE:
+        return Fault("fabric", Gravity.CLOSED, "a route of the NVLink fabric is broken")
+    return None
 
 
 GPU_LOST: Final = Fault("missing", Gravity.RESET, "the GPU is lost: it has fallen off the bus")

@@ -100,10 +100,11 @@ class CombinedInventory:
         return self._homes[slot]
 
 
-async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
+async def open_machine(machine: str, *, root: Path = Path("/")) -> CombinedInventory:
     """Open every device of this machine: those of NVML (without it, of CDI files), and other cards with a render node.
 
-    A machine without any is fine. Devices that cannot be slots are logged. `root` is the root of the file systems.
+    A machine without any is fine. Devices that cannot be slots are logged. `machine` is the machine's id (`HostFacts`),
+    for devices without a uuid. `root` is the root of the file systems.
     Raises NvmlUnavailable if NVML is there and fails or hangs, DrmUnavailable if sysfs hangs.
     """
     nvml = await open_nvml(sysfs=root / "sys", proc=root / "proc")
@@ -121,7 +122,7 @@ async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
         log.warning("a device is not offered to jobs: %s", fault)
     for fault in specs.faults[:FAULTS_TOLD_MAX]:
         log.warning("CDI: %s", fault)
-    parts = (nvml if nvml.is_there else CdiInventory(specs, root), drm)
+    parts = (nvml if nvml.is_there else CdiInventory(specs, machine, root), drm)
     devices = [device for part in parts for device in part.devices()]
     nodes = [part.nodes(slot) for part in parts for slot in range(len(part.devices()))]
     if len(devices) > DEVICES_MAX:

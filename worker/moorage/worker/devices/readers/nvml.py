@@ -8,6 +8,7 @@ made in a thread of its own (`threads`).
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import re
 import threading
@@ -41,6 +42,7 @@ from moorage.worker.devices.readers.faults import (
     SLOWED_DOWN,
     UNRESPONSIVE,
     Fault,
+    of_fabric,
     of_recovery_action,
     of_rows,
 )
@@ -84,7 +86,8 @@ class _Handle:
     uuid: str  # the uuid of `whole`
     minor: int | None = None  # N of /dev/nvidiaN, which may differ from the index; for a MIG slice, its GPU's
     caps: tuple[str, ...] = ()  # the files with a MIG slice's access rights
-    asked_s: float = 0.0  # when it was last asked for samples, by CLOCK_MONOTONIC
+    asked_s: float = 0.0  # when it was last asked for samples of processes, by CLOCK_MONOTONIC
+    read_s: float = 0.0  # when it was last asked for samples of its own, by CLOCK_MONOTONIC
 
 
 class NvmlInventory:
@@ -370,9 +373,17 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
         ),
         0,
     )
-    util_percent = _optional(api, lambda: int(api.nvmlDeviceGetUtilizationRates(raw).gpu), None)
+    compute = _optional(api, lambda: int(api.nvmlDeviceGetUtilizationRates(raw).gpu), None)
+    encoder = min(_optional(api, lambda: int(api.nvmlDeviceGetEncoderUtilization(raw)[0]), 0), 100)
+    decoder = min(_optional(api, lambda: int(api.nvmlDeviceGetDecoderUtilization(raw)[0]), 0), 100)
+    video = max(encoder, decoder)
+    util_percent = max(compute or 0, video) if video else compute
     return SlotReading(
         util_percent=util_percent,
+        encoder_percent=encoder,
+        decoder_percent=decoder,
+        peak_percent=_peak(api, handle),
+        power_w=_optional(api, lambda: int(api.nvmlDeviceGetPowerUsage(raw)) // 1000, None),
         memory_used_mib=int(memory.used) // _MIB,
         temperature_c=temperature,
         health=health_of(temperature, errors),
@@ -384,16 +395,33 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
 
 
 def _faults(api: Any, raw: Any) -> tuple[Fault, ...]:
-    """Return lasting faults: row remapping, the action that the driver recommends, and throttling because of heat."""
+    """Return lasting faults: row remapping, what the driver recommends, the NVLink fabric, throttling for heat."""
     found: list[Fault | None] = []
     rows = _optional(api, lambda: api.nvmlDeviceGetRemappedRows(raw), None)
     if rows is not None:
         found.append(of_rows(bool(rows[2]), bool(rows[3])))
     found.append(of_recovery_action(_optional(api, lambda: _recovery_action(api, raw), 0)))
+    found.append(_fabric(api, raw))
     throttled = _optional(api, lambda: int(api.nvmlDeviceGetCurrentClocksThrottleReasons(raw)), 0)
     if throttled & _HW_THERMAL_SLOWDOWN:
         found.append(SLOWED_DOWN)
     return tuple(fault for fault in found if fault is not None)
+
+
+def _fabric(api: Any, raw: Any) -> Fault | None:
+    """Return the fault of the NVLink fabric; None without such a fabric, and with a driver that reports none."""
+
+    def ask() -> Fault | None:
+        try:
+            info = api.c_nvmlGpuFabricInfo_v2_t()
+            api.nvmlDeviceGetGpuFabricInfoV(raw, ctypes.byref(info))
+            return of_fabric(info.state, info.status, info.healthMask)
+        except (api.NVMLError_FunctionNotFound, api.NVMLError_NotSupported, AttributeError):  # an older driver
+            info = api.c_nvmlGpuFabricInfo_t()
+            api.nvmlDeviceGetGpuFabricInfo(raw, ctypes.byref(info))
+            return of_fabric(info.state, info.status, 0)
+
+    return _optional(api, ask, None)
 
 
 def _recovery_action(api: Any, raw: Any) -> int:
@@ -462,6 +490,27 @@ def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) ->
     return {pid: ProcessUse(mib, None if worked is None else worked.get(pid, 0)) for pid, mib in held.items()}
 
 
+def _peak(api: Any, handle: _Handle) -> int:
+    """Return the greatest percent in the driver's samples since the last call; 0 if it has none.
+
+    A reading is of one moment. The driver keeps samples of some seconds up to a minute, by its board: short work
+    between two readings is in them.
+    """
+    now_s, late_us = time.monotonic(), int((time.time() + AHEAD_S_MAX) * 1e6)
+    window_s, handle.read_s = max(SAMPLES_OF_S, min(now_s - handle.read_s, SAMPLES_OF_S_MAX)), now_s
+    since_us = int((time.time() - window_s) * 1e6)
+    peak = 0
+    for kind in (api.NVML_GPU_UTILIZATION_SAMPLES, api.NVML_ENC_UTILIZATION_SAMPLES, api.NVML_DEC_UTILIZATION_SAMPLES):
+        try:
+            _, samples = api.nvmlDeviceGetSamples(handle.whole, kind, since_us)
+        except (api.NVMLError, AttributeError):  # it has none; the other calls tell what is wrong with a device
+            continue
+        for sample in samples:
+            if since_us < sample.timeStamp <= late_us:  # as in `_worked`, some are from the future
+                peak = max(peak, min(int(sample.sampleValue.uiVal), 100))
+    return peak
+
+
 def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
     """Return the percent of the device's time by pid, from each process's latest sample since the last call.
 
@@ -479,7 +528,7 @@ def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
     # a sample from the future is not one: some drivers fill their buffer with such (NVIDIA/go-nvml issue 11)
     latest_us = int((time.time() + AHEAD_S_MAX) * 1e6)
     samples = sorted((each for each in samples if each.timeStamp <= latest_us), key=lambda each: each.timeStamp)
-    worked = {int(each.pid): min(int(each.smUtil), 100) for each in samples}
+    worked = {int(each.pid): min(max(each.smUtil, each.encUtil, each.decUtil), 100) for each in samples}
     return None if any(_name_of(pid, proc).startswith(MPS_COMM) for pid in worked) else worked
 
 

@@ -16,6 +16,7 @@ import msgspec
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS, START_FAILED, Device
 from moorage.schemas.job import Request
+from moorage.schemas.names import CDI_UUID
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.settings import setting
 from moorage.system.device_environment import JobEnvironment, SharingUnavailable
@@ -312,7 +313,9 @@ def config_of(
     network = network_of(tenant, request, settings)
     # only on the host's network does a container see the host's interfaces
     seen = interface if network == "host" else None
-    ours = assignment.environment(interface=seen, simulated=simulated, has_own_mps=mps is not None)
+    ours = assignment.environment(
+        interface=seen, simulated=simulated, has_own_mps=mps is not None, sees_only_its_own=not simulated
+    )
     ours |= mps or {}
     host: dict[str, Any] = {
         "NetworkMode": network,
@@ -500,8 +503,8 @@ def cdi_name(device: Device, specs: Registry) -> str:
 
 
 def _is_known_by_cdi(device: Device) -> bool:
-    """Return whether only CDI knows the device, since this host has no NVML: then its uuid is its CDI name."""
-    return "=" in device.uuid
+    """Return whether only CDI knows the device, since this host has no NVML."""
+    return device.uuid.startswith(CDI_UUID)
 
 
 def _nodes(device: Device, own: Sequence[str], root: Path = Path("/")) -> list[str]:

@@ -27,6 +27,7 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container.config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
+from moorage.worker.drivers.container.engine_watch import EngineWatch
 from moorage.worker.drivers.container.faults import CannotStart, start_fault
 from moorage.worker.drivers.container.follow import Follower
 from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
@@ -101,8 +102,9 @@ class DockerDriver(Driver):
         check_host_ipc(own, has_limiter=self._limits is not None)
         self._removal = Removal(self._host)
         self._look_after: list[asyncio.Task[None]] = []
+        self._watch = EngineWatch(self._host.engine.ping, f"{kit.worker}: docker")
         self._follower = Follower(
-            self._host, self._removal, kit.settings.output_cap_bytes, publishes=kit.settings.stream_output
+            self._host, self._removal, self._watch, kit.settings.output_cap_bytes, publishes=kit.settings.stream_output
         )
         self._starter = Starter(
             self._host,
@@ -129,6 +131,7 @@ class DockerDriver(Driver):
                 found=f"uid {os.geteuid()}",
                 next="run the agent as root, or a rootless engine as its user",
             )
+        self._look_after.append(asyncio.get_running_loop().create_task(self._watch.run()))
         self._follower.live.publish = self._notes.publish = self.publish
         # awaited last: an end that comes between this list and the members below would reach no member
         listed = await host.link.open(host.owner, self)
@@ -173,6 +176,9 @@ class DockerDriver(Driver):
         await self._files.close()
         await self._host.engine.close()
         await self._host.link.close(self._host.owner)
+
+    def engine_down(self) -> tuple[str, float] | None:
+        return (self._watch.why, self._watch.since_s) if self._watch.why else None
 
     def check(self, request: Request) -> None:
         check_request(request, self._own)

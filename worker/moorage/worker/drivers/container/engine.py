@@ -92,6 +92,13 @@ class Engine:
         except self._errors as error:
             raise EngineDown(f"lost the engine: {error}") from None
 
+    async def ping(self) -> None:
+        """Return once the engine has answered the cheapest question that there is."""
+        with self._sorted():
+            async with asyncio.timeout(ASK_S), self._docker.session.get("http://localhost/_ping") as response:
+                if response.status != 200:
+                    raise EngineError(response.status, _message(await response.text()))
+
     async def info(self) -> dict[str, Any]:
         """Return the engine's description of itself."""
         with self._sorted():

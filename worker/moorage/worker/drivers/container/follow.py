@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from typing import Any, Final
 
 from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
+from moorage.worker.drivers.container.engine_watch import EngineWatch
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, read_out
 from moorage.worker.drivers.container.removal import Removal
@@ -17,15 +18,21 @@ from moorage.worker.job.attempt_folders import DISK
 from moorage.worker.supervisor.protocol import SHUTS_DOWN
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
+#: how long a container that is over waits for an engine that is down: it knows the exit code, and the devices wait, too
+CODE_S_MAX: Final = 600.0
+
 log = logging.getLogger("moorage.worker")
 
 
 class Follower:
     """Follows the containers of one driver."""
 
-    def __init__(self, host: ContainerHost, removal: Removal, cap_bytes: int, publishes: bool) -> None:
+    def __init__(
+        self, host: ContainerHost, removal: Removal, watch: EngineWatch, cap_bytes: int, publishes: bool
+    ) -> None:
         self._host = host
         self._removal = removal
+        self._watch = watch
         self._cap_bytes = cap_bytes
         self.live = LiveOutput(publishes)
 
@@ -43,6 +50,10 @@ class Follower:
         try:
             await asyncio.wait((outcome, member.over), return_when=asyncio.FIRST_COMPLETED)
             done, _ = await asyncio.wait((outcome,), timeout=ENGINE_S)
+            if not done and self._watch.why and (await member.over).reason == "exit":
+                log.info("%s: waiting for the container engine, which knows its exit code", name[1])
+                await self._watch.back(CODE_S_MAX)
+                done, _ = await asyncio.wait((outcome,), timeout=ENGINE_S)
             if done:
                 state = outcome.result()
                 await read_out(reading, output, ENGINE_S)

@@ -76,7 +76,7 @@ class HandlerContext:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """The uuids of the lease's devices, in the form of `CUDA_VISIBLE_DEVICES`."""
+        """The uuids of the lease's devices, as `CUDA_VISIBLE_DEVICES` takes them."""
         return tuple(device.uuid for device in self.devices)
 
     def progress(self, fraction: float, text: str = "") -> None:

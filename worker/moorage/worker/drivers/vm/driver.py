@@ -336,7 +336,7 @@ class VmDriver(ProcessDriver):
         tenant, resources = assignment.name[0], assignment.request.resources
         self._policy.check_program(tenant, run)
         self._policy.check_secrets(tenant, run.env)
-        ours = assignment.environment(simulated=self._simulated)
+        ours = assignment.environment(simulated=self._simulated, sees_only_its_own=not self._simulated)
         guest = process_environment(resolve_secrets(run.env, self._secrets_dir), ours, folder=f"/{WORK}")
         folder = ""
         if self._folders is not None and assignment.has_folder:

@@ -23,7 +23,7 @@ import msgspec
 from moorage.schemas.frames import Device
 from moorage.worker.devices.readers.base import HeldUnknown, ReportFault, SlotReading
 from moorage.worker.devices.readers.faults import Fault, Gravity
-from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
+from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, sysfs_address
 from moorage.worker.devices.readers.threads import in_thread
 from moorage.worker.drivers.vm.driver_changes import DriverChanges
 from moorage.worker.drivers.vm.passthrough import NotHandedOn, Passthrough, lock_path, write_synced
@@ -282,10 +282,10 @@ class HandingInventory:
 async def open_handing(
     folder: Path,
     *,
+    open_inner: Callable[[], Awaitable[CombinedInventory]],
     passthrough: Passthrough | None = None,
-    open_inner: Callable[[], Awaitable[CombinedInventory]] = open_machine,
 ) -> HandingInventory:
-    """Open every device of this machine, with those that VMs have; journals are in `folder`. Raises as `open_machine`.
+    """Open every device that `open_inner` finds, with those that VMs have; journals are in `folder`. Raises as it does.
 
     Devices that an earlier agent handed on, and that no VM has any more, are given back first.
     """

@@ -35,7 +35,8 @@ class Meter:
         self._why_not: dict[str, tuple[float, str]] = {}
 
     def used(self, uuid: str, now_s: float) -> dict[int, float]:
-        """Return the part of a GPU that each process has used recently, 0..1 by pid.
+        """Return the part of a GPU that each process has used recently, 0..1 by pid: the greatest of compute, encoder
+        and decoder.
 
         A process without an entry has used nothing; the result is empty if NVML had no new sample for `HELD_S` seconds.
         Raises Unmeasured if NVML fails, for the next `RETRY_S` seconds without asking it again, and if NVML names a
@@ -84,7 +85,7 @@ class Meter:
             if not 0 < pid <= PID_MAX or taken_us > now_us + round(AHEAD_S_MAX * 1e6):
                 continue
             if taken_us > max(seen_us, newest.get(pid, 0)):
-                percent = sum(min(int(each), _PERCENT) for each in (sample.smUtil, sample.encUtil, sample.decUtil))
+                percent = max(int(each) for each in (sample.smUtil, sample.encUtil, sample.decUtil))
                 newest[pid], found[pid] = taken_us, min(percent, _PERCENT) / _PERCENT
         self._seen_us[uuid] = max([seen_us, *newest.values()])
         return found or None

@@ -1,0 +1,64 @@
+"""Watch whether a container engine answers: while it does not, the worker's renewals say so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from moorage.system.proctree import boottime_s
+from moorage.worker.drivers.container.engine import EngineDown, EngineError
+
+#: seconds between two questions
+ASK_EVERY_S: Final = 2.0
+#: good answers in a row after which an engine that was down counts as back
+GOOD_ANSWERS: Final = 2
+
+log = logging.getLogger("moorage.worker")
+
+
+class EngineWatch:
+    """Asks an engine again and again. `why` is "" while it answers, else its error, and `since_s` when that began.
+
+    `since_s` is in seconds of CLOCK_BOOTTIME.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[object]], name: str, every_s: float = ASK_EVERY_S) -> None:
+        self._ask = ask
+        self._name = name
+        self._every_s = every_s
+        self._up = asyncio.Event()
+        self._up.set()
+        self.why = ""
+        self.since_s = 0.0
+
+    async def run(self) -> None:
+        good = 0
+        while True:
+            try:
+                await self._ask()
+            except (EngineDown, EngineError) as error:
+                good = 0
+                self._down(str(error))
+            else:
+                good += 1
+                if self.why and good >= GOOD_ANSWERS:
+                    log.info("%s: its engine answers again", self._name)
+                    self.why = ""
+                    self._up.set()
+            await asyncio.sleep(self._every_s)
+
+    def _down(self, why: str) -> None:
+        if not self.why:
+            log.warning("%s: its engine does not answer, so jobs of this driver go elsewhere: %s", self._name, why)
+            self.since_s = boottime_s()
+            self._up.clear()
+        self.why = why or "it does not answer"
+
+    async def back(self, timeout_s: float) -> None:
+        """Return once the engine answers, at once if it does now, and after `timeout_s` in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
