@@ -21,7 +21,7 @@ def piece(offset: int, data: bytes) -> Output:
     return Output(key="k", stream="stdout", offset=offset, data=data)
 
 
-def test_half_a_character_before_a_gap_keeps_its_offset():
+def test_half_a_character_before_a_gap_keeps_its_offset() -> None:
     output = OutputFrames()
     output.add(NAME, piece(0, b"ab\xc3"))
     output.add(NAME, piece(100, b"cd\xe2\x82"))
@@ -38,7 +38,7 @@ def test_half_a_character_before_a_gap_keeps_its_offset():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_frame_has_the_bytes_that_its_offsets_name(seed: int):
+def test_each_frame_has_the_bytes_that_its_offsets_name(seed: int) -> None:
     draw = random.Random(seed)
     letters = ["a", "ä", "€", "😀", "\n"]
     whole = b"".join(
