@@ -147,7 +147,8 @@ def logs(
 
 async def _replicas_of(client: AsyncClient, job: str) -> int:
     shown = await client.job(job).show()
-    return max(len(shown.get("replica_states", ())), int(shown.get("request", {}).get("replicas", 1)))
+    asked: int = shown.get("request", {}).get("replicas", 1)
+    return max(len(shown.get("replica_states", ())), asked)
 
 
 async def _kept(
