@@ -71,7 +71,7 @@ release-check: test-all types lint site  ## what a release needs beyond CI: hour
 	$(BIN)/python -m tests.fuzz.live --frames 100000
 	$(BIN)/python -m tests.mutants
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev,mutants]'
-	$(BIN)/python -m tests.mutants.library --minutes 15
+	$(BIN)/python -m tests.mutants.library --minutes 2
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
