@@ -611,7 +611,10 @@ class ProcessDriver(Driver):
         self._policy.check_secrets(tenant, run.env)
         user = self._policy.user_of(tenant) or run.user
         ours = assignment.environment(
-            interface=self._interface, simulated=self._simulated, has_own_mps=self._mps is not None
+            interface=self._interface,
+            simulated=self._simulated,
+            has_own_mps=self._mps is not None,
+            sees_only_its_own=self._is_fenced,
         )
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
