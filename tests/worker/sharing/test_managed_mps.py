@@ -226,7 +226,7 @@ async def test_a_daemon_that_cannot_serve_is_this_hosts_fault_and_leaves_nothing
     async with scene(nats_url, unique, monkeypatch) as one:
         for job, mood, why in (
             ("first", "dies", "the daemon ended: exit status 1, signal None"),
-            ("second", "deaf", "get_default_device_pinned_mem_limit is nothing where 3G was set"),
+            ("second", "deaf", "get_default_device_pinned_mem_limit is nothing where 4000M was set"),
         ):
             one.played.feel(mood)
             await one.place(job, share={"memory_mib": 4000})

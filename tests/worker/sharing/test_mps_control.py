@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from moorage.worker.sharing.mps import control
-from moorage.worker.sharing.mps.control import Limits, MpsControl, MpsFault
+from moorage.worker.sharing.mps.control import Limits, MpsControl, MpsFault, shows
 from tests.nvidia.mps import CLIENT, Played, real_program
 from tests.waiting import until
 
@@ -127,6 +127,28 @@ async def test_limits_are_set_and_read_back(kind: str, short: Path) -> None:
             await it.limit(Limits(0, 50))
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted", "same"),
+    [
+        ("25.0", "25.0", True),
+        ("25", "25.0", True),
+        ("25.00%", "25.0", True),
+        ("50.0", "25.0", False),
+        ("3G", "4000M", True),
+        ("4000M", "4000M", True),
+        ("4000 MB", "4000M", True),
+        ("4096000K", "4000M", True),
+        ("3.90625G", "4000M", True),
+        ("4G", "4000M", False),
+        ("512M", "513M", False),
+        ("25", "25M", False),
+        ("Server 1 not found", "25.0", False),
+    ],
+)
+def test_a_limit_is_read_back_by_its_number(line: str, wanted: str, same: bool) -> None:
+    assert shows(line, wanted) is same
+
+
 async def test_clients_and_faults_of_a_server(short: Path) -> None:
     async with daemon("played", short) as it:
         client = run_client(it, short / "client")
@@ -145,7 +167,7 @@ async def test_clients_and_faults_of_a_server(short: Path) -> None:
 async def test_limits_that_do_not_take_are_a_fault(short: Path) -> None:
     async with daemon("played", short) as it:
         (short / "bin/mood").write_text("deaf")
-        with pytest.raises(MpsFault, match="get_default_device_pinned_mem_limit is nothing where 3G was set"):
+        with pytest.raises(MpsFault, match="get_default_device_pinned_mem_limit is nothing where 4000M was set"):
             await it.limit(Limits(4000, 25))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +21,8 @@ _KILLED_S: Final = 1.0
 #: the daemon sees only its own GPU, which is number 0 to it and to its clients
 _DEVICE: Final = 0
 _ANSWER_CHARS_MAX: Final = 200
-_GIB_MIB: Final = 1024
+_NUMBER: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([KMGT])i?B?|%)?", re.IGNORECASE)
+_UNITS_MIB: Final = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20}
 
 
 class MpsFault(Exception):
@@ -131,18 +133,19 @@ class MpsControl:
         size = f"{_DEVICE} {mib}M"
         await self.ask(f"set_default_device_pinned_mem_limit {size}")
         await self.ask(f"set_default_active_thread_percentage {percent}")
-        await self._check("get_default_device_pinned_mem_limit", f"{_DEVICE}", _shown(mib))
+        await self._check("get_default_device_pinned_mem_limit", f"{_DEVICE}", f"{mib}M")
         await self._check("get_default_active_thread_percentage", "", str(float(percent)))
         for server in await self.servers():  # the default applies to later servers only
             await self.ask(f"set_device_pinned_mem_limit {server} {size}")
             await self.ask(f"set_active_thread_percentage {server} {percent}")
             gone = _no_server(server)
-            await self._check("get_device_pinned_mem_limit", f"{server} {_DEVICE}", _shown(mib), gone)
+            await self._check("get_device_pinned_mem_limit", f"{server} {_DEVICE}", f"{mib}M", gone)
             await self._check("get_active_thread_percentage", f"{server}", str(float(percent)), gone)
 
     async def _check(self, command: str, words: str, wanted: str, gone: str = "") -> None:
         lines = await self.ask(f"{command} {words}".rstrip())
-        if lines != [wanted] and (not gone or lines != [gone]):
+        is_set = len(lines) == 1 and shows(lines[0], wanted)
+        if not is_set and (not gone or lines != [gone]):
             raise MpsFault(f"{command} is {_cut(lines) or 'nothing'} where {wanted} was set")
 
     async def _pids(self, command: str, gone: str = "") -> list[int]:
@@ -154,9 +157,18 @@ class MpsControl:
         return [int(line) for line in lines]
 
 
-def _shown(mib: int) -> str:
-    """Return a memory limit as the daemon prints it: from 1 GiB on it rounds down to whole GiB."""
-    return f"{mib // _GIB_MIB}G" if mib >= _GIB_MIB else f"{mib}M"
+def shows(line: str, wanted: str) -> bool:
+    """Return whether a daemon's answer is the number that was set: a percentage, or MiB as `2048M`.
+
+    Daemons write a number in their own ways, and round a size down to the unit that they show it in.
+    """
+    said, set_to = _NUMBER.fullmatch(line.strip()), _NUMBER.fullmatch(wanted)
+    if said is None or set_to is None or bool(said[2]) != bool(set_to[2]):
+        return False
+    if not set_to[2]:
+        return float(said[1]) == float(set_to[1])
+    unit = _UNITS_MIB[said[2].upper()]
+    return float(said[1]) in (float(set_to[1]) / unit, float(set_to[1]) // unit)
 
 
 def _no_server(server: int) -> str:
