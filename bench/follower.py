@@ -16,7 +16,7 @@ import sys
 import uvloop
 
 from moorage.client import AsyncClient, Event, Watch
-from moorage.client.follow.stories import Following
+from moorage.client.follow.follower import Following
 
 
 async def main() -> None:

@@ -15,7 +15,7 @@ from typing import Final, Literal, TypedDict
 from bench.callers import Callers
 from bench.stack import SUBJECTS, Stack, stack
 from moorage.client import AsyncClient
-from moorage.client.follow.stories import CROWD
+from moorage.client.follow.follower import CROWD
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Resources, Secret
 

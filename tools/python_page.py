@@ -44,7 +44,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     "The client": ("moorage.client.client", "moorage.client.sync"),
     "A job": (
         "moorage.client.job",
-        "moorage.client.follow.result",
+        "moorage.client.follow.story",
         "moorage.client.follow.watch",
         "moorage.client.follow.output",
         "moorage.schemas.frames.told",

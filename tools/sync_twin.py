@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.gather import handles
+from moorage.client.follow.follower import handles
 from moorage.client.follow.output import Piece
-from moorage.client.follow.result import Result
+from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job
 from moorage.client.loop_thread import called
@@ -76,7 +76,7 @@ TWINS: Final = (
     Twin(
         'class SyncJob(Handle[Job]):\n    """A handle on one job, as `Job`, without `await`."""\n',
         "Job",
-        (("follow/seen.py", "Seen"), ("job.py", "Job")),
+        (("follow/story.py", "Seen"), ("job.py", "Job")),
         {"id": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
     ),
     Twin(

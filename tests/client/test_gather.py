@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
-from moorage.client.follow.gather import Gathering
+from moorage.client.follow.follower import Gathering
 from moorage.client.follow.story import AHEAD_MAX
 from moorage.schemas.frames import Accepted
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
@@ -215,7 +215,7 @@ async def test_a_flood_after_a_gap_is_bounded_and_the_end_is_asked_for(nats_url:
             await until(lambda: len(scheduler.asked) == 2, what="asked where it stands")
             lost_each_second = (scheduler.event("j", "RUNNING", change(rev)) for rev in range(3, end.rev, 2))
             await scheduler.say_to_tenant(*lost_each_second)
-            stories = gathering._stories
+            stories = gathering.left
             await until(lambda: "j" in stories and stories["j"].is_stale, what="more than is kept")
             assert len(stories["j"].ahead) == AHEAD_MAX
             await scheduler.say_to_tenant(scheduler.event("j", "SUCCEEDED", end))

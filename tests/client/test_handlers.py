@@ -209,11 +209,11 @@ async def _quarantined(moorage: AsyncClient) -> bool:
 
 @pytest.mark.slow
 async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, service):
+    async with world(nats_server, unique, tmp_path) as (_, service):
 
         def call() -> tuple[Any, list[Progress], list[str]]:
             told: list[Progress] = []
-            with Client(moorage._asking.where, tenant="acme", prefix=unique) as sync:
+            with Client(nats_server.url, tenant="acme", prefix=unique) as sync:
                 job = sync.submit_handler("steps")
                 value = job.result("90s", service.listener(told)).value
                 return value, told, [step.state for step in job.steps("60s")]

@@ -12,7 +12,7 @@ import pytest
 
 from moorage.bus.errors import ConnectionClosed
 from moorage.client import AsyncClient
-from moorage.client.follow.stories import CROWD
+from moorage.client.follow.follower import CROWD
 from moorage.client.loop_thread import LoopThread
 from tests.cli.node import Node
 from tests.waiting import until

@@ -16,7 +16,7 @@ import pytest
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, Job, JobFailed, Result, TimedOut
-from moorage.client.follow.stories import CROWD
+from moorage.client.follow.follower import CROWD
 from moorage.schemas.frames import Accepted, Answer, Change, LogPage
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
@@ -54,7 +54,7 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def time_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 600.0)
+    monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 600.0)
     monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 3600.0)
 
 
@@ -152,7 +152,7 @@ async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: 
 async def test_a_silence_makes_it_ask_and_go_on(nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last event may have been lost; what was heard before is not told twice."""
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 0.05)
+        monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 0.05)
         job = await loop.submit("j")
         await loop.say("j", STORY[0])
         assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
@@ -195,7 +195,7 @@ async def test_a_wait_that_is_over_says_how_long_it_was(
     """Also where it went on after a silence."""
     async with standing(nats_url, unique) as loop:
         for silence_s in (60.0, 0.02):
-            monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", silence_s)
+            monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", silence_s)
             job = await loop.submit(f"j-{silence_s:.0f}")
             loop.scheduler.will_show(shown(job.id, "QUEUED", STORY[0]))
             with pytest.raises(TimedOut, match=r"after 0\.2 s; it goes on"):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from moorage.client import AsyncClient, GpuSpec, TimedOut
-from moorage.client.follow.stories import REPAIR_S
+from moorage.client.follow.follower import REPAIR_S
 from moorage.scheduler.core.config import Config
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import Faults, FaultyNetwork, Stalled

@@ -18,8 +18,8 @@ from moorage.client.errors import NoOutput, Overloaded
 from moorage.client.follow import captured as capturing
 from moorage.client.follow.budget import SPARE_BYTES, Budget
 from moorage.client.follow.captured import Captured
+from moorage.client.follow.follower import Following
 from moorage.client.follow.output import Joiner, Piece
-from moorage.client.follow.stories import Following
 from moorage.client.follow.watch import Watch
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog

@@ -12,10 +12,10 @@ import pytest
 
 from moorage.cli.jobs.progress import Progress
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
-from moorage.client.follow import stories
+from moorage.client.follow import follower
+from moorage.client.follow.follower import CROWD
+from moorage.client.follow.follower import Following as Follows
 from moorage.client.follow.output import Piece
-from moorage.client.follow.stories import CROWD
-from moorage.client.follow.stories import Following as Follows
 from moorage.client.follow.watch import Watch
 from moorage.client.request_builder import build_request
 from moorage.schemas.codec import encode
@@ -222,20 +222,6 @@ async def test_what_the_tenants_frames_told_alone_is_told_to_who_follows_it(nats
         assert len(scheduler.asked) == 1
 
 
-async def test_events_for_the_tenant_alone_are_heard(nats_url: str, unique: str) -> None:
-    request = {"events": "tenant", "run": {"driver": "noop"}}
-    first = shown("j", "QUEUED", change(1, "ACCEPTED"), request=request)
-    async with follow(nats_url, unique, first) as (scheduler, following):
-        await following.revisions()
-        news = asyncio.create_task(following.revisions())
-        await until(lambda: len(scheduler.asked) == 2, what="looked again after it listened to the tenant")
-        await scheduler.say_to_tenant(
-            scheduler.event("other", "QUEUED", change(2)), scheduler.event("j", "SUCCEEDED", change(2, "SUCCEEDED"))
-        )
-        assert await news == ("SUCCEEDED", [2])
-        await following.ends()
-
-
 async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(nats_url: str, unique: str) -> None:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1)))
@@ -248,7 +234,7 @@ async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(nats_url:
 async def test_a_wait_ends_by_its_timeout_though_a_question_gets_no_answer(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stories, "FIRST_ANSWER_S", 0.1)
+    monkeypatch.setattr(follower, "FIRST_ANSWER_S", 0.1)
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(None)
         with pytest.raises(TimedOut) as late:
@@ -378,7 +364,7 @@ async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: 
 async def test_a_frame_of_the_tenant_that_cannot_be_read_makes_the_crowd_ask(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 600.0)  # silence would make it ask, too
+    monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 600.0)  # silence would make it ask, too
     before, after = shown("j", "QUEUED", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
     async with (
         follow(nats_url, unique, before, before, after) as (scheduler, alone),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Unreachable,
     )
     from moorage.client.follow.output import Piece
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
@@ -110,7 +110,7 @@ _HOME: Final = {
     ),
     "moorage.client.handlers": ("Progress",),
     "moorage.client.follow.output": ("Piece",),
-    "moorage.client.follow.result": ("Result",),
+    "moorage.client.follow.story": ("Result",),
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),
     "moorage.client.lease": ("Lease",),

@@ -27,7 +27,7 @@ from moorage.schemas.names import JOB, is_files, is_job
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.job import Job
     from moorage.client.lease import Lending, OnAskedBack
@@ -53,8 +53,8 @@ def _job_class() -> type[Job]:
 
 @functools.cache
 def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
-    """Return `follow.run.run`. Cached for the same reason."""
-    from moorage.client.follow.run import run
+    """Return `follow.watch.run`. Cached for the same reason."""
+    from moorage.client.follow.watch import run
 
     return run
 
@@ -263,7 +263,7 @@ class AsyncClient(Connected):
         pieces without text: what the worker does before the start (`note`), and the addresses of a container's ports
         (`ports`). Notes may be lost. Raises `Rejected` for an invalid id.
         """
-        from moorage.client.follow.stories import Following
+        from moorage.client.follow.follower import Following
         from moorage.client.follow.watch import Watch
 
         following = Following(self._stories, self.job(id).id)
@@ -276,7 +276,7 @@ class AsyncClient(Connected):
         `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`, and `Rejected` for a job of
         another tenant.
         """
-        from moorage.client.follow.gather import Gathering, handles
+        from moorage.client.follow.follower import Gathering, handles
 
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         async with Gathering(self._stories, self._own(handles(jobs, _job_class()))) as gathering:
@@ -313,7 +313,7 @@ class AsyncClient(Connected):
         A failed job has a result too. The results lack the return values of handlers; `Job.result` reads these.
         `timeout` defaults to `wait_timeout`. Raises what `as_completed` raises.
         """
-        from moorage.client.follow.gather import handles
+        from moorage.client.follow.follower import handles
 
         wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}

@@ -30,7 +30,7 @@ from moorage.schemas.roles import operator_of
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
-    from moorage.client.follow.stories import Stories
+    from moorage.client.follow.follower import Stories
     from moorage.client.follow.story import Story
     from moorage.client.transport import ClientTransport, Link
     from moorage.schemas.operate import Act, Done
@@ -180,7 +180,7 @@ class Connected:
     def _stories(self) -> Stories:
         """The jobs that this client follows. Raises RuntimeError if the client is not open."""
         if self._following is None:
-            from moorage.client.follow.stories import Stories  # most commands follow no job
+            from moorage.client.follow.follower import Stories  # most commands follow no job
 
             self._opened()
             self._following = Stories(self, None if self._transport is None else self._transport.upkeep)

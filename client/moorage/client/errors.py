@@ -28,7 +28,7 @@ from moorage.schemas.errors import Details, Fault, MoorageError, Problem, proble
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 
 if TYPE_CHECKING:
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.schemas.job import Request
 
 #: code -> (whose fault, what it means in one sentence)

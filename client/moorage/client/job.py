@@ -15,10 +15,9 @@ import msgspec
 from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed, NotFound
 from moorage.client.follow.captured import Tail
+from moorage.client.follow.follower import Following
 from moorage.client.follow.output import Joiner, Piece, newest_attempts, read_page
-from moorage.client.follow.result import Result
-from moorage.client.follow.seen import Seen
-from moorage.client.follow.stories import Following
+from moorage.client.follow.story import Result, Seen
 from moorage.client.follow.watch import Watch
 from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of

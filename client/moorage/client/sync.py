@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.gather import handles
+from moorage.client.follow.follower import handles
 from moorage.client.follow.output import Piece
-from moorage.client.follow.result import Result
+from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job
 from moorage.client.loop_thread import called

@@ -23,7 +23,7 @@ from moorage.client.login import who
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.follow.output import Joiner
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.schemas.job import Request
 

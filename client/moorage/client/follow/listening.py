@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from moorage.bus.transport import Delivery
 from moorage.client.follow.budget import Held
 from moorage.client.follow.feed import decode_events
-from moorage.client.follow.stories import Stories
+from moorage.client.follow.follower import Stories
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, FleetFrame
