@@ -32,7 +32,7 @@ async def test_jobs_come_as_they_end() -> None:
 @in_virtual_time
 async def test_a_batch_is_one_frame_and_one_commit() -> None:
     async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
-        before = (await moorage.operate("fleet")).ledger
+        before = (await moorage._wire.operate("fleet")).ledger
         jobs = await moorage.submit_many([["0", "100"]] * 1000, gpu=1)
         accepted = [job.accepted for job in jobs if job.accepted is not None]
         assert len({each.ledger for each in accepted}) == 1
@@ -209,7 +209,7 @@ async def test_a_flood_after_a_gap_is_bounded_and_the_end_is_asked_for(nats_url:
         scheduler.will("submit", Accepted("j", 1, "QUEUED"))
         scheduler.will_show(shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", end))
         job = await client.submit(["x"], key="j")
-        async with Gathering(client._stories, [job]) as gathering:
+        async with Gathering(client._wire._stories, [job]) as gathering:
             over = gathering.over(20)
             first = asyncio.ensure_future(anext(over))
             await until(lambda: len(scheduler.asked) == 2, what="asked where it stands")

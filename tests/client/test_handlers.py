@@ -99,7 +99,7 @@ async def world(server: EmbeddedServer, prefix: str, tmp_path: Path) -> AsyncIte
             finally:
                 service.may_end.set()
                 with contextlib.suppress(BusError):  # a bucket has its bound set aside while it is there
-                    await JetStream(moorage.link).delete_stream(f"OBJ_{result_bucket(prefix, 'acme')}")
+                    await JetStream(moorage._wire.link).delete_stream(f"OBJ_{result_bucket(prefix, 'acme')}")
 
 
 async def test_a_call_gives_what_the_function_returned(
@@ -126,7 +126,7 @@ async def test_a_call_gives_what_the_function_returned(
 async def test_a_large_result_is_read_from_the_store(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
     async with world(nats_server, unique, tmp_path) as (moorage, _):
         jobs = [await moorage.submit_handler("large", size) for size in (LARGE, 0, 1)]
-        assert [result.value for result in await moorage.gather(*jobs, timeout="90s")] == [bytes(LARGE), b"", b"\0"]
+        assert [result.value for result in await moorage.gather(*jobs, wait="90s")] == [bytes(LARGE), b"", b"\0"]
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ async def test_a_function_that_does_not_stop_keeps_its_gpu_until_it_returns(
 
 
 async def _quarantined(moorage: AsyncClient) -> bool:
-    [row] = (await moorage.fleet())["workers"]
+    [row] = (await moorage.fleet.show())["workers"]
     return bool(row["cells"] == "!!")
 
 

@@ -158,11 +158,11 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str, monkeypatc
         assert (hold.by, hold.said) == ("operator:ana", "mallory")
         assert (await ana.job(held.id).show())["state"] == "QUEUED"
         assert [row.tenant for row in await ana.admin.tenants()] == ["acme"]
-        assert (await ana.fleet())["workers"][0]["worker"] == "w1"
+        assert (await ana.fleet.show())["workers"][0]["worker"] == "w1"
         # and may not hand in, nor may a tenant be operator or another tenant
         with pytest.raises(NotPermitted):
             await ana.submit(["true"], key="not-mine")
-        for asked in (acme.fleet(), acme.admin.drop(1), acme.admin.hold("held"), acme.audit()):
+        for asked in (acme.fleet.show(), acme.admin.drop(1), acme.admin.hold("held"), acme.fleet.audit()):
             with pytest.raises(NotPermitted):
                 await asked
         async with made.client("submitter.acme", "beta") as spy:
@@ -285,7 +285,7 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
         assert (await beta.job("known").show())["state"] == "QUEUED"
 
         async def worker_is_up() -> bool:
-            return [row["state"] for row in (await ana.fleet())["workers"]] == ["up"]
+            return [row["state"] for row in (await ana.fleet.show())["workers"]] == ["up"]
 
         await until(worker_is_up, ANSWER_S, "the worker, which heard nothing that it would mind")
         async with await made.site.connect("scheduler.main") as own:

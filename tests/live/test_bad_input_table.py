@@ -84,7 +84,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
     "no GPU at all": submitted("invalid-argument", 2, job(gpu={"count": 0}), "$.gpu.count"),
     "an unknown field": submitted("invalid-argument", 2, job(prioritie=7), "the nearest field is priority"),
     "an unknown verb": Mistake(
-        "unknown-verb", 2, ("sbmit", {}), lambda m: m.read("sbmit", {}), ["sbmit"], says="submit"
+        "unknown-verb", 2, ("sbmit", {}), lambda m: m._wire.read("sbmit", {}), ["sbmit"], says="submit"
     ),
     "a bad job id": submitted("invalid-argument", 2, job(job="a.b"), "$.job"),
     "a bad tenant": Mistake(
@@ -114,7 +114,8 @@ MISTAKES: Final[dict[str, Mistake]] = {
         says="moorage ls",
     ),
     "no worker of that name": Mistake(
-        "not-found", 3, ("admin.drain", {"worker": "sim-000O"}), lambda m: m.drain("sim-000O"), ["drain", "sim-000O"],
+        "not-found", 3, ("admin.drain", {"worker": "sim-000O"}),
+        lambda m: m.fleet.drain("sim-000O"), ["drain", "sim-000O"],
         says="sim-0000 has",
     ),
     "an unknown model": submitted(
@@ -124,7 +125,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
 
 
 async def _other_tenant(client: AsyncClient, tenant: str) -> None:
-    AsyncClient(client.context, tenant=tenant)
+    AsyncClient(client._wire.context, tenant=tenant)
 
 
 class Table:

@@ -108,7 +108,7 @@ class Followers:
         await asyncio.sleep(self._rng.choice((0.0, 0.0, 1.0, 30.0)))
         revs, states = list[int](), list[str]()
         try:
-            async for event in self._clients[tenant].job(job).events(timeout=HEARS_S_MAX):
+            async for event in self._clients[tenant].job(job).events(wait=HEARS_S_MAX):
                 revs += [change.rev for change in event.changes]
                 states.append(event.state)
                 if restores == self.restores and revs != list(range(1, len(revs) + 1)):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from moorage.client.handlers import Progress
     from moorage.client.job import Job
     from moorage.client.lease import Lease
-    from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step
+    from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step, Submitted
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
@@ -81,6 +81,7 @@ __all__ = [
     "Secret",
     "Share",
     "Step",
+    "Submitted",
     "SyncJob",
     "SyncLease",
     "SyncWatch",
@@ -114,7 +115,17 @@ _HOME: Final = {
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),
     "moorage.client.lease": ("Lease",),
-    "moorage.client.steps": ("Claimed", "Ended", "Ending", "Frozen", "Placed", "Queued", "Running", "Step"),
+    "moorage.client.steps": (
+        "Claimed",
+        "Ended",
+        "Ending",
+        "Frozen",
+        "Placed",
+        "Queued",
+        "Running",
+        "Step",
+        "Submitted",
+    ),
     "moorage.client.sync": ("Client", "SyncJob", "SyncLease", "SyncWatch"),
     "moorage.client.gpus": ("Gpu",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),

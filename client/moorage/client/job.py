@@ -67,6 +67,13 @@ class Job(Seen):
             words.append(f"accepted {age((time.monotonic() - self._began_s) * 1000)} ago")
         return f"<Job {' '.join(filter(None, words))}>"
 
+    def _repr_html_(self) -> str:
+        from moorage.client.html import table
+
+        ago = "" if self._began_s is None else f"{age((time.monotonic() - self._began_s) * 1000)} ago"
+        rows = {"tenant": self.tenant, "state": self.state or "not asked yet", "GPUs": self.gpu, "worker": self.worker}
+        return table(f"Job {self.id}", {**rows, "accepted": ago})
+
     @property
     def tenant(self) -> str:
         """The job's tenant, which is the tenant of the client that made this handle."""
@@ -79,30 +86,30 @@ class Job(Seen):
             self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
         return self._gpu
 
-    async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
+    async def events(self, wait: Duration | None = None) -> AsyncIterator[Event]:
         """Yield the job's transitions from acceptance on, each once and in order. The iteration ends with the job.
 
         The first event has all transitions so far. This also works for a job that has ended, while its history is kept
         (a week by default). Events without a transition say why the job waits, if this client follows fewer than 16
-        jobs. `timeout` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        jobs. `wait` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(Following(self._client._stories, self.id, ahead=True, saw=self._saw)) as watch:
-            async for item in watch.follow(None if timeout is None else seconds(timeout)):
+            async for item in watch.follow(None if wait is None else seconds(wait)):
                 if isinstance(item, Event):
                     yield item
 
-    async def steps(self, timeout: Duration | None = None) -> AsyncIterator[Step]:
+    async def steps(self, wait: Duration | None = None) -> AsyncIterator[Step]:
         """Yield the transitions of `events` one by one, as objects for `match step: case Placed(worker=w): …`.
 
-        `timeout` and errors are those of `events`.
+        `wait` and errors are those of `events`.
         """
-        async for event in self.events(timeout):
+        async for event in self.events(wait):
             for change in event.changes:
                 yield step_of(change)
 
     async def logs(
         self,
-        timeout: Duration | None = None,
+        wait: Duration | None = None,
         *,
         follow: bool = True,
         tail: int | None = None,
@@ -113,7 +120,7 @@ class Job(Seen):
 
         The stored output is that of each replica's newest attempt, from its beginning or, with `tail`, only the last
         `tail` lines of each stream. New output joins it without gaps or duplicates. With `follow=False` or with an
-        `attempt`, only stored output is yielded, and `timeout` has no effect. `replica` selects one replica. Raises
+        `attempt`, only stored output is yielded, and `wait` has no effect. `replica` selects one replica. Raises
         `NoOutput` or `Overloaded` if no output can be read at all; if only a part is missing, it raises nothing. Raises
         what `events` raises.
         """
@@ -121,7 +128,7 @@ class Job(Seen):
         if follow and attempt is None:
             following = Following(self._client._stories, self.id, ahead=True, saw=self._saw)
             async with Watch(following, past=True, tail=tail, replica=replica) as watch:
-                async for item in watch.follow(None if timeout is None else seconds(timeout)):
+                async for item in watch.follow(None if wait is None else seconds(wait)):
                     if isinstance(item, Piece):
                         given += 1
                         yield item
@@ -145,15 +152,15 @@ class Job(Seen):
         page = await read_page(self._client, self.id, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}
 
-    async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
-        """Wait until the job ends, and return its result. `timeout` defaults to the client's `wait_timeout`.
+    async def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
+        """Wait until the job ends, and return its result. `wait` defaults to the client's.
 
         If the job called a handler, the result has the `value` that the function returned. A large value, or one that
         this client did not receive, is read from the tenant's bucket. `on_progress` is called with each `Progress` that
         is received meanwhile. Raises `JobFailed` unless the job SUCCEEDED, `TimedOut` (the job goes on), `NotFound`,
         `NoScheduler`, `NoOutput` (the value is no longer kept), `NotPermitted`.
         """
-        timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
+        timeout_s = self._client.wait_s if wait is None else seconds(wait)
         if self._result is None:
             return await self._followed_to_its_end(timeout_s, on_progress)
         if self._result.state != SUCCEEDED:

@@ -74,7 +74,7 @@ def run(
             if submitted:
                 if sys.stderr.isatty():
                     say("")  # below the terminal's ^C
-                answer = await client.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
+                answer = await client._wire.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
                 say(f"cancelling job {job_id}, which was {answer.data['was']}")
 
         labelled = request.replicas > 1 and not no_prefix
@@ -162,7 +162,7 @@ async def _kept(
     from moorage.client.follow.output import Joiner, newest_attempts
 
     progress = Progress(job, quiet=options.json, labelled=labelled)
-    joiner, given = Joiner(client, job, tail), 0
+    joiner, given = Joiner(client._wire, job, tail), 0
     async for piece in joiner.kept_of(newest_attempts(await client.job(job).show()), replica, attempt):
         given += 1
         if options.json:

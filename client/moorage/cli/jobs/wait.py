@@ -72,7 +72,7 @@ def wait(
                 result = results[job.id] = _known(job.known_result)
                 meanwhile.over(job.id)
                 if options.json or options.format:
-                    answer = await client.answer("show", {"job": job.id})
+                    answer = await client._wire.answer("show", {"job": job.id})
                     options.shown(answer, [answer.data])
                 else:
                     code = None if result.code is None else shell_code(result.code)

@@ -23,7 +23,7 @@ _decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
 async def fleet_frames(stories: Stories) -> AsyncGenerator[FleetFrame, None]:
-    """Yield the leader's frames of the fleet; see `AsyncClient.fleet_frames`."""
+    """Yield the leader's frames of the fleet; see `Fleet.frames`."""
     async with contextlib.aclosing(
         _listen(stories, stories.asks.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
     ) as frames:

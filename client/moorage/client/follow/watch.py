@@ -17,7 +17,7 @@ from moorage.client.follow.story import Result
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Accepted, Event, Output, StreamName
+from moorage.schemas.frames import Event, Output, StreamName
 from moorage.schemas.job import RUNNING, SUCCEEDED, Request
 
 #: how long to wait for the end of the output after the job's last event
@@ -205,7 +205,7 @@ class Watch:
 
 
 async def run(
-    stories: Stories, job: str, asked: Request, submit: Callable[[], Awaitable[Accepted]], timeout_s: float
+    stories: Stories, job: str, asked: Request, submit: Callable[[], Awaitable[None]], timeout_s: float
 ) -> Result:
     """Submit a job, and return its result with its output. The watch opens first, so that no output is missed.
 
