@@ -50,6 +50,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.follow.output",
         "moorage.schemas.frames.told",
     ),
+    "Answers": ("moorage.client.answers",),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),
     ERRORS: ("moorage.client.errors",),

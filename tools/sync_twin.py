@@ -46,13 +46,14 @@ from moorage.client.loop_thread import called
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
-from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
+from moorage.schemas.frames import Accepted, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Done, TenantRow
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList, Plan
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes

@@ -117,7 +117,7 @@ async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, uniqu
         told = await node.run("plan", "--gpu", "1xH100", "--json", "--", "true", tenant=unique)
         assert (told.code, told.frame["data"]["starts"]) == (7, "later")
         assert 0 < told.frame["data"]["in_ms"]["p50_ms"] <= 60_000
-        assert (await client.ls())["counts"].keys() <= {"RUNNING", "CLAIMED", "PLACED"}, "nothing was submitted"
+        assert (await client.ls()).counts.keys() <= {"RUNNING", "CLAIMED", "PLACED"}, "nothing was submitted"
         for job in jobs:
             await job.cancel()
 

@@ -101,9 +101,11 @@ async def test_a_handle_needs_nothing_but_the_id(node: Node, unique: str) -> Non
         job = other.job("by-id")
         await until_state(other.job("by-id"), "RUNNING")
         shown = await job.show()
-        assert (shown["gpu"], shown["request"]["gpu"]["count"]) == ("3xany", 3)
-        assert (await job.explain())["state"] == "RUNNING"
-        assert [row["job"] for row in (await other.ls(["RUNNING"]))["jobs"]] == ["by-id"]
+        assert shown.request is not None
+        assert shown.request.gpu is not None
+        assert (shown.gpu, shown.request.gpu.count) == ("3xany", 3)
+        assert (await job.explain()).state == "RUNNING"
+        assert [row.job for row in (await other.ls(["RUNNING"])).jobs] == ["by-id"]
         await job.cancel()
         with pytest.raises(NotFound):
             await other.job("nobody").show()
@@ -183,4 +185,4 @@ async def test_what_goes_out_is_the_wire(node: Node, unique: str) -> None:
 
 
 async def _state_of(client: AsyncClient, worker: str) -> str:
-    return next(str(row["state"]) for row in (await client.fleet.show())["workers"] if row["worker"] == worker)
+    return next(str(row.state) for row in (await client.fleet.show()).workers if row.worker == worker)

@@ -71,7 +71,7 @@ async def world(server: EmbeddedServer, prefix: str) -> AsyncIterator[World]:
 
 
 async def _is_up(client: AsyncClient) -> bool:
-    return [row["state"] for row in (await client.fleet.show())["workers"]] == ["up"]
+    return [row.state for row in (await client.fleet.show()).workers] == ["up"]
 
 
 async def followed(job: Job, seen: list[int]) -> list[str]:
@@ -100,7 +100,7 @@ async def through(w: World, disturb: Callable[[], Awaitable[None]]) -> None:
         assert [state for state in states if state in TERMINAL] == states[-1:]
     assert await late == await following[0]
     shown = [await job.show() for job in jobs]
-    assert [revs[-1] for revs in seen] == [each["rev"] for each in shown]
+    assert [revs[-1] for revs in seen] == [each.rev for each in shown]
 
 
 async def _later(moorage: AsyncClient, job: str, first: asyncio.Task[list[str]]) -> list[str]:
@@ -137,7 +137,7 @@ async def test_events_go_on_without_a_gap_when_another_leader_takes_over(
 
 
 async def _epoch(moorage: AsyncClient) -> bool:
-    return bool((await moorage.fleet.show())["epoch"] >= 2)
+    return bool((await moorage.fleet.show()).epoch >= 2)
 
 
 @pytest.mark.slow  # the server gives a reader 10 s before it cuts it

@@ -129,8 +129,8 @@ async def test_the_code_of_many_replicas_is_one_wherever_it_is_asked_for() -> No
         afresh = [moorage.job(each.id) for each in (job, *crowd)]
         assert (await moorage.wait(afresh))[0].code == 3  # asked for in a list
         assert (await moorage.wait([moorage.job(job.id)]))[0].code == 3
-        assert (await job.show())["code"] == 3
-        assert {row["job"]: row["code"] for row in (await moorage.ls(["FAILED"]))["jobs"]} == {job.id: 3}
+        assert (await job.show()).code == 3
+        assert {row.job: row.code for row in (await moorage.ls(["FAILED"])).jobs} == {job.id: 3}
 
 
 @in_virtual_time

@@ -195,16 +195,16 @@ async def test_a_function_that_does_not_stop_keeps_its_gpu_until_it_returns(
         await until(lambda: service.overdue, what="the service is told")
         waits = await moorage.submit_handler("echo", gpu=1)
         await until(lambda: _quarantined(moorage), what="both slots are out of use")
-        assert (await job.show())["state"] == "CANCELLING"
-        assert (await waits.show())["state"] == "QUEUED"
+        assert (await job.show()).state == "CANCELLING"
+        assert (await waits.show()).state == "QUEUED"
         service.may_end.set()
         assert (await waits.result("90s")).value["gpus"]
-        assert (await job.show())["state"] != "CANCELLING"
+        assert (await job.show()).state != "CANCELLING"
 
 
 async def _quarantined(moorage: AsyncClient) -> bool:
-    [row] = (await moorage.fleet.show())["workers"]
-    return bool(row["cells"] == "!!")
+    [row] = (await moorage.fleet.show()).workers
+    return bool(row.cells == "!!")
 
 
 @pytest.mark.slow

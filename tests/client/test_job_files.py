@@ -134,11 +134,11 @@ async def test_what_is_stored_of_a_job_and_reaches_out_is_not_unpacked(node: Nod
         job = await client.submit(["true"], keep=["x"])
         await job.result()
         shown = await job.show()
-        (row,) = shown["replica_states"]
+        (row,) = shown.replica_states
         held = io.BytesIO()
         with tarfile.open(fileobj=held, mode="w") as archive:
             archive.addfile(tarfile.TarInfo("../reached"))
-        await bucket_of(client._wire).put(f"{job.id}.0.{row['fence']}", compressed(held), {}, lambda _: None)
+        await bucket_of(client._wire).put(f"{job.id}.0.{row.fence}", compressed(held), {}, lambda _: None)
         with pytest.raises(Rejected, match="leaves the folder"):
             await job.files(tmp_path / "into")
         assert list(tmp_path.iterdir()) == []

@@ -141,15 +141,15 @@ class World:
 
     async def up(self) -> bool:
         """The fleet has it, and this agent's socket answers (one that was killed leaves its own behind)."""
-        rows = (await self.moorage.fleet.show())["workers"]
+        rows = (await self.moorage.fleet.show()).workers
         with contextlib.suppress(LeaseRefused):
             await recall(self.socket, "nobody holds anything", 60.0, pid=1)
-            return [(row["worker"], row["state"]) for row in rows] == [("w1", "up")]
+            return [(row.worker, row.state) for row in rows] == [("w1", "up")]
         return False
 
     async def cells(self) -> str:
-        [row] = (await self.moorage.fleet.show())["workers"]
-        return str(row["cells"])
+        [row] = (await self.moorage.fleet.show()).workers
+        return str(row.cells)
 
     def shows(self, *cells: str) -> Callable[[], Any]:
         async def seen() -> bool:
@@ -158,7 +158,7 @@ class World:
         return seen
 
     async def state_of(self, job: str) -> str:
-        return str((await self.moorage.job(job).show())["state"])
+        return str((await self.moorage.job(job).show()).state)
 
     def job_is(self, job: str, state: str) -> Callable[[], Any]:
         async def seen() -> bool:
@@ -347,7 +347,7 @@ async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: Em
 
 
 async def _reason(moorage: AsyncClient, job: str) -> bool:
-    return (await moorage.job(job).explain()).get("reason") in ("busy", "lent", "contended", "backoff")
+    return (await moorage.job(job).explain()).reason in ("busy", "lent", "contended", "backoff")
 
 
 async def _uuids(w: World, gpu: str) -> tuple[str, ...]:

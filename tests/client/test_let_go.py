@@ -196,7 +196,7 @@ async def test_a_client_is_opened_once_at_a_time(node: Node) -> None:
     async with AsyncClient(node.url) as client:
         with pytest.raises(RuntimeError, match="open already"):
             await client.open()
-        assert (await client.ls())["jobs"] is not None  # the first connection is the one there is
+        assert (await client.ls()).jobs is not None  # the first connection is the one there is
     await client.open()
     await client.close()
     with pytest.raises(RuntimeError, match="not open"):

@@ -170,7 +170,7 @@ async def test_a_service_that_is_killed_between_result_and_report_leaves_no_resu
             kept = await JetStream(moorage._wire.link).get_message(stream, 1)
             assert kept is not None
             assert b'"how":"kill"' in kept.data, "it is stored"
-            assert (await job.show())["state"] != "SUCCEEDED"
+            assert (await job.show()).state != "SUCCEEDED"
         async with service(made, tmp_path / "one", "second"):
             result = await job.result("150s")
             assert result.value == {"input": 1, "how": "second"}

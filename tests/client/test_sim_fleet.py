@@ -21,6 +21,7 @@ from moorage.client import (
     GpuSpec,
     Job,
     JobFailed,
+    JobInfo,
     NoScheduler,
     Placed,
     Progress,
@@ -92,7 +93,7 @@ async def test_a_gang_that_succeeded_ended_with_0() -> None:
     gpu = GpuSpec(scheduling="gang")
     async with AsyncClient(transport=SimFleet("2x1xH100", script=say_devices)) as moorage:
         job = await moorage.submit(["torchrun"], gpu=gpu, replicas=2)
-        assert ((await job.result()).code, (await job.show())["code"]) == (0, 0)
+        assert ((await job.result()).code, (await job.show()).code) == (0, 0)
         assert (await moorage.run(["torchrun"], gpu=gpu, replicas=2)).code == 0
         assert [each.code for each in await moorage.wait([moorage.job(job.id)])] == [0]
 
@@ -154,8 +155,8 @@ async def test_everything_says_simulated() -> None:
         events = [event async for event in job.events()]
         assert all(event.simulated for event in events if any(change.worker for change in event.changes))
         assert all(gpu.startswith("SIM-") for event in events for change in event.changes for gpu in change.gpus)
-        assert all(row["simulated"] for row in (await moorage.ls())["jobs"])
-        assert all(row["simulated"] for row in (await moorage.fleet.show())["workers"])
+        assert all(row.simulated for row in (await moorage.ls()).jobs)
+        assert all(row.simulated for row in (await moorage.fleet.show()).workers)
         assert {frame["kind"] for frame in heard} >= {"load", "fleet"}
         for frame in heard:
             assert all(row["simulated"] for row in frame.get("workers", [frame]))
@@ -165,7 +166,7 @@ async def test_everything_says_simulated() -> None:
 async def test_what_does_not_fit_waits_for_what_runs() -> None:
     async with AsyncClient(transport=SimFleet("1x2xH100", script=say_devices)) as moorage:
         jobs = await moorage.submit_many([["x"]] * 5, gpu="1xH100")
-        assert (await jobs[-1].explain())["reason"] in ("busy", "placing")
+        assert (await jobs[-1].explain()).reason in ("busy", "placing")
         results = await moorage.wait(jobs)
         ends = [result.changes[-1].time_ms for result in results]
         assert max(ends) - min(ends) >= 1900  # three rounds of a second on two devices
@@ -181,17 +182,17 @@ async def test_jobs_that_left_memory_are_told_whole_also_by_the_next_scheduler()
         await fleet.kill_scheduler()
         for job, result in zip([*jobs, many], results, strict=True):
             shown = await until(lambda job=job: _compacted(job), what="out of memory")
-            assert (shown["state"], shown["code"], shown["changes"][-1]["rev"]) == ("SUCCEEDED", 0, shown["rev"])
+            assert (shown.state, shown.code, shown.changes[-1].rev) == ("SUCCEEDED", 0, shown.rev)
             changes = [change async for event in moorage.job(job.id).events() for change in event.changes]
-            assert [change.rev for change in changes] == list(range(1, shown["rev"] + 1))
+            assert [change.rev for change in changes] == list(range(1, shown.rev + 1))
             known = {change.rev: change for change in changes}
             assert all(known[change.rev] == change for change in result.changes)
         assert len(changes) == 1 + 64 * 8
 
 
-async def _compacted(job: Job) -> dict[str, Any] | None:
+async def _compacted(job: Job) -> JobInfo | None:
     shown = await job.show()
-    return shown if shown.get("compacted") else None
+    return shown if shown.compacted else None
 
 
 @in_virtual_time
@@ -298,7 +299,7 @@ async def test_what_was_accepted_outlives_the_scheduler() -> None:
             async with AsyncClient(transport=fleet, timeout="100ms") as impatient:
                 await impatient.ls()
         assert {result.state for result in await moorage.wait(jobs)} == {"SUCCEEDED"}
-        assert (await moorage.fleet.show())["epoch"] == 2
+        assert (await moorage.fleet.show()).epoch == 2
 
 
 @in_virtual_time
@@ -361,8 +362,8 @@ async def test_a_job_whose_worker_was_lost_has_no_exit_code() -> None:
         (result,) = await moorage.wait([job])
         assert (result.state, result.code) == ("FAILED", None)
         assert [change.code for change in result.changes if change.state == "FAILED"] == [None]
-        assert (await job.show())["code"] is None
-        assert (await moorage.ls())["jobs"][0]["code"] is None
+        assert (await job.show()).code is None
+        assert (await moorage.ls()).jobs[0].code is None
 
 
 @in_virtual_time
@@ -398,12 +399,12 @@ async def test_in_real_time_it_is_there_at_once_and_leaves_nothing() -> None:
     async with fleet, AsyncClient(transport=fleet, tenant="a") as one, AsyncClient(transport=fleet, tenant="b") as two:
         await one.submit(["x"], key="same")
         await two.submit(["y"], key="same")
-        assert [len((await client.ls())["jobs"]) for client in (one, two)] == [1, 1]
+        assert [len((await client.ls()).jobs) for client in (one, two)] == [1, 1]
     assert len(asyncio.all_tasks()) == 1
     assert (gc.get_threshold(), threading.active_count()) == (threshold, threads)
     assert gc.get_freeze_count() <= frozen, "what was frozen before may be gone"
     async with AsyncClient(transport=fleet) as again:  # a new fleet: the ledger went with the old one
-        assert (await again.ls())["jobs"] == []
+        assert (await again.ls()).jobs == []
 
 
 async def test_what_breaks_inside_is_told() -> None:
@@ -444,7 +445,7 @@ def test_a_word_that_is_no_fleet_is_told(word: str) -> None:
 
 
 async def _all_up(client: AsyncClient) -> bool:
-    return {row["state"] for row in (await client.fleet.show())["workers"]} == {"up"}
+    return {row.state for row in (await client.fleet.show()).workers} == {"up"}
 
 
 def transcoder(context: HandlerContext) -> dict[str, Any]:
@@ -529,7 +530,7 @@ async def test_the_steps_of_a_job_are_types_for_match() -> None:
     once = ["2 of sim-0000", "claimed", "running"]
     assert story == ["submitted", *once, "queued 1", *once, "ended 0"]
     assert {type(step_of(Change(1, 0, 0, 1, state))).__name__ for state in STATES} == {
-        "Submitted", "Queued", "Placed", "Claimed", "Running", "Frozen", "Ending", "Ended",
+        "Queued", "Placed", "Claimed", "Running", "Frozen", "Ending", "Ended",
     }  # fmt: skip
     assert type(step_of(Change(1, 0, 0, 1, "A_LATER_RELEASE_SAYS"))) is Step
 

@@ -167,7 +167,7 @@ def told(name: str, *, skips: bool) -> tuple[list[tuple[Any, ...]], list[int]]:
             await scenario(moorage, fleet)
             for tenant in ("default", "a", "b"):
                 async with AsyncClient(transport=fleet, tenant=tenant) as owner:
-                    for job in sorted(row["job"] for row in (await owner.ls())["jobs"]):
+                    for job in sorted(row.job for row in (await owner.ls()).jobs):
                         for each in [each async for event in owner.job(job).events() for each in event.changes]:
                             what.append((job, each.state, each.replica, each.attempt, each.worker, each.code, each.why))
                             when.append(each.time_ms)
@@ -318,10 +318,10 @@ def test_neither_side_counts_what_was_skipped_as_silence() -> None:
             for _ in range(3):
                 await asyncio.sleep(3600)
                 fleet = await moorage.fleet.show()
-                assert {row["state"] for row in fleet["workers"]} == {"up"}
-                assert len(fleet["schedulers"]) == 1
+                assert {row.state for row in fleet.workers} == {"up"}
+                assert len(fleet.data["schedulers"]) == 1
                 assert (await (await moorage.submit_handler("paint", 0, gpu=1)).result()).value == 1
-            assert fleet["epoch"] == 1
+            assert fleet.epoch == 1
             assert (await moorage.job("runs").result()).changes[-1].attempt == 1
 
     SimulatedClock().run(scene())

@@ -113,8 +113,8 @@ def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
     with pytest.raises(JobFailed) as failed:
         client.submit(["exit", "7"]).result("10s")
     assert failed.value.exit_code == 7
-    assert next(row["job"] for row in client.ls(["SUCCEEDED"])["jobs"]) == "one"
-    assert {row["state"] for row in client.fleet.show()["workers"]} == {"up"}
+    assert next(row.job for row in client.ls(["SUCCEEDED"]).jobs) == "one"
+    assert {row.state for row in client.fleet.show().workers} == {"up"}
     assert client.fleet.drain("sim-0001")["worker"] == "sim-0001"
     with pytest.raises(NotFound):
         client.job("nobody").show()
@@ -182,7 +182,7 @@ def test_it_leaves_no_thread() -> None:
         next(left)
     client.close()
     with client:  # and it opens again, on a fleet that is new
-        assert client.ls()["jobs"] == []
+        assert client.ls().jobs == []
     assert set(threading.enumerate()) == before
     with pytest.raises(RuntimeError, match="not open"):
         client.ls()
@@ -208,7 +208,7 @@ def test_inside_a_loop_an_open_one_refuses_too(client: Client) -> None:
             next(client.events())
 
     asyncio.run(inside())
-    assert client.ls()["jobs"] == []
+    assert client.ls().jobs == []
 
 
 def test_an_interrupted_call_is_ended_in_the_loop_too() -> None:
@@ -306,7 +306,7 @@ def test_a_forks_child_leaves_the_block_in_peace(client: Client) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert client.ls()["jobs"] == []  # the parent's goes on
+    assert client.ls().jobs == []  # the parent's goes on
 
 
 WITHOUT_DESCRIPTORS = """
@@ -323,7 +323,7 @@ except OSError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 with client:
-    print(client.ls()["jobs"], threading.active_count())
+    print(client.ls().jobs, threading.active_count())
 """
 
 

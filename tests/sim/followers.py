@@ -135,7 +135,7 @@ class Followers:
                 continue
             if restores != self.restores:
                 return
-            told = shown.get("rev", seen[0] + 1), shown["state"]  # of some that left memory the state alone is known
+            told = shown.rev or seen[0] + 1, shown.state  # of some that left memory the state alone is known
             if told[0] < seen[0] or (told[0] == seen[0] and told[1] != seen[1]):
                 self._judge.violated(f"{tenant}/{job} was shown as {seen}, and then as {told}")
             seen = told

@@ -9,6 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from moorage.client.answers import (
+        Explanation,
+        Fits,
+        FleetInfo,
+        JobInfo,
+        JobList,
+        JobRow,
+        Plan,
+        ReplicaInfo,
+        WorkerInfo,
+    )
     from moorage.client.client import AsyncClient
     from moorage.client.errors import (
         BadContext,
@@ -55,11 +66,17 @@ __all__ = [
     "Ended",
     "Ending",
     "Event",
+    "Explanation",
+    "Fits",
+    "FleetInfo",
     "Frozen",
     "Gpu",
     "GpuSpec",
     "Job",
     "JobFailed",
+    "JobInfo",
+    "JobList",
+    "JobRow",
     "Lease",
     "NoAgent",
     "NoOutput",
@@ -69,10 +86,12 @@ __all__ = [
     "Overloaded",
     "Piece",
     "Placed",
+    "Plan",
     "Progress",
     "QueueFull",
     "Queued",
     "Rejected",
+    "ReplicaInfo",
     "Request",
     "Resources",
     "Result",
@@ -88,9 +107,21 @@ __all__ = [
     "TimedOut",
     "Unreachable",
     "Watch",
+    "WorkerInfo",
 ]
 
 _HOME: Final = {
+    "moorage.client.answers": (
+        "Explanation",
+        "Fits",
+        "FleetInfo",
+        "JobInfo",
+        "JobList",
+        "JobRow",
+        "Plan",
+        "ReplicaInfo",
+        "WorkerInfo",
+    ),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.errors": (
         "BadContext",

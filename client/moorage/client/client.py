@@ -33,6 +33,7 @@ from moorage.schemas.subjects import PREFIX_DEFAULT
 if TYPE_CHECKING:
     from moorage.bus.contexts import Context
     from moorage.client.admin import Admin
+    from moorage.client.answers import JobList, Plan
     from moorage.client.fleet import Fleet
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
@@ -418,17 +419,33 @@ class AsyncClient:
         quota: Quota | None = None,
         share: Share | None = None,
         **fields: Unpack[Fields],
-    ) -> Answer:
+    ) -> Plan:
         """Return what would happen to a request; nothing is submitted.
 
-        `data["starts"]` of the answer is `now`, `later`, `unknown`, `never` or `refused`; the word `none` without
+        `starts` of the plan is `now`, `later`, `unknown`, `never` or `refused`; the word `none` without
         `what`, or if that is a job already, as one of its warnings then says. It is also `now` if only some replicas
         would start now: `replicas_now` of `replicas`. The plan can assume changes: the workers in `drain` are drained,
         the hosts of `add` (such as `2x8xA100`) exist, tenants are limited to `quota` GPUs (a number for this tenant, or
         numbers by tenant), and tenants have a `share` (a weight, or a weight and guaranteed GPUs). Without `what`, the
         answer says what these changes alone would do. To have a submit accepted only while the plan holds, give it
-        `data["ledger"]` as `if_seq`. Raises what `submit` raises.
+        its `ledger` as `if_seq`. Raises what `submit` raises.
         """
+        from moorage.client.answers import Plan, told
+
+        answer = await self._planned(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields)
+        return told(Plan, answer.data)
+
+    async def _planned(
+        self,
+        what: What | None = None,
+        gpu: GpuSpec | str | int | None = None,
+        *,
+        drain: Sequence[str] = (),
+        add: str | None = None,
+        quota: Quota | None = None,
+        share: Share | None = None,
+        **fields: Unpack[Fields],
+    ) -> Answer:
         from moorage.client.planning import plan_arguments
 
         if what is None and (gpu is not None or fields):
@@ -449,16 +466,18 @@ class AsyncClient:
 
         if not requests:
             raise rejected("invalid-argument", "no request to choose from", next="name one request or more")
-        return await first_possible(self.plan, [self.request(what) for what in requests])
+        return await first_possible(self._planned, [self.request(what) for what in requests])
 
-    async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
+    async def ls(self, states: Sequence[str] = (), limit: int = 100) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000.
 
         Only jobs in the scheduler's memory are listed and counted. `states` selects `jobs`; empty means all states.
         `counts` has all states. Raises `Rejected`.
         """
+        from moorage.client.answers import JobList, told
+
         wanted = [states] if isinstance(states, str) else list(states)
-        return await self._wire.read("ls", {"states": wanted, "limit": limit})
+        return told(JobList, await self._wire.read("ls", {"states": wanted, "limit": limit}))
 
     def lease(
         self,

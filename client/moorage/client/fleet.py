@@ -14,6 +14,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame
 
 if TYPE_CHECKING:
+    from moorage.client.answers import FleetInfo
     from moorage.client.connected import Connected
 
 
@@ -26,13 +27,15 @@ class Fleet:
     def __init__(self, client: Connected) -> None:
         self._client = client
 
-    async def show(self) -> dict[str, Any]:
+    async def show(self) -> FleetInfo:
         """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs.
 
         `fits_now` has for each model its GPUs, how many are free, and the largest exclusive request that would start
         now on one host.
         """
-        return data_of(await self._client.operate("fleet"))
+        from moorage.client.answers import FleetInfo, told
+
+        return told(FleetInfo, data_of(await self._client.operate("fleet")))
 
     async def audit(self) -> dict[str, Any]:
         """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.

@@ -26,6 +26,7 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.job import SUCCEEDED
 
 if TYPE_CHECKING:
+    from moorage.client.answers import Explanation, JobInfo
     from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
     from moorage.client.handlers import Heard, OnProgress
@@ -135,7 +136,7 @@ class Job(Seen):
             joiner = watch.joiner
         else:
             joiner = Joiner(self._client, self.id, tail)
-            newest = newest_attempts(await self.show())
+            newest = newest_attempts(await self._shown())
             async for piece in joiner.kept_of(newest, replica, attempt):
                 given += 1
                 yield piece
@@ -166,7 +167,7 @@ class Job(Seen):
         if self._result.state != SUCCEEDED:
             raise JobFailed(self._result, request=self._request)
         if not self._valued:
-            await self._add_value({} if self._request is not None else await self.show(), None)
+            await self._add_value({} if self._request is not None else await self._shown(), None)
         return self._result
 
     async def _followed_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
@@ -213,7 +214,7 @@ class Job(Seen):
         driver = driver_of(shown) if request is None else request.workload.driver
         if driver and driver not in self._client._stories.drivers:
             with contextlib.suppress(NotFound):
-                await self.show()
+                await self._shown()
         if self._client._stories.drivers.can(driver).returns_value:
             from moorage.client.handlers import value_of
 
@@ -250,20 +251,27 @@ class Job(Seen):
             log.warning("job %s: %s", self.id, line)
         return fetched.paths
 
-    async def show(self) -> dict[str, Any]:
+    async def show(self) -> JobInfo:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`.
 
         For a job that ended long ago, the answer comes from its history, while that is kept (until `kept_until_ms`, at
         the latest).
         """
+        from moorage.client.answers import JobInfo, told
+
+        return told(JobInfo, await self._shown())
+
+    async def _shown(self) -> dict[str, Any]:
         data = await self._client.read("show", {"job": self.id})
         self._client._stories.drivers.learn(data)
         self._learn(data)
         return data
 
-    async def explain(self) -> dict[str, Any]:
+    async def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
-        return await self._client.read("explain", {"job": self.id})
+        from moorage.client.answers import Explanation, told
+
+        return told(Explanation, await self._client.read("explain", {"job": self.id}))
 
 
 def _heard_by(on_progress: OnProgress | None) -> Heard:

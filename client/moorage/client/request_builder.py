@@ -58,7 +58,7 @@ def build_request(
     body = _body(what)
     run = {name: named.pop(name) for name in RUN_FIELDS if name in named}
     if (limit := run.pop("limit", None)) is not None:
-        run["timeout_s"] = seconds(limit)
+        run["timeout_s"] = seconds(limit) if isinstance(limit, str) else limit
     if run:
         body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=_plainer)}
     body.update(msgspec.to_builtins(named, enc_hook=_plainer))

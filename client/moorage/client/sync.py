@@ -25,13 +25,14 @@ from moorage.client.loop_thread import called
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
-from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
+from moorage.schemas.frames import Accepted, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Done, TenantRow
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList, Plan
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
@@ -119,11 +120,11 @@ class SyncJob(Handle[Job]):
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""
         return self._thread.call(self._twin.files(into, path, replica=replica))
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> JobInfo:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`."""
         return self._thread.call(self._twin.show())
 
-    def explain(self) -> dict[str, Any]:
+    def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
         return self._thread.call(self._twin.explain())
 
@@ -244,7 +245,7 @@ class SyncLease(Handle["Lease"]):
 class SyncFleet(Handle["Fleet"]):
     """The workers of a fleet, as `Fleet`, without `await`."""
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> FleetInfo:
         """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
         return self._thread.call(self._twin.show())
 
@@ -484,7 +485,7 @@ class Client(ClientBase):
         quota: Quota | None = None,
         share: Share | None = None,
         **fields: Unpack[Fields],
-    ) -> Answer:
+    ) -> Plan:
         """Return what would happen to a request; nothing is submitted."""
         return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields))
 
@@ -492,7 +493,7 @@ class Client(ClientBase):
         """Return the first of these requests that some worker could run, now or later, checked and with its job id."""
         return self._thread.call(self._twin.first_possible(requests))
 
-    def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
+    def ls(self, states: Sequence[str] = (), limit: int = 100) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000."""
         return self._thread.call(self._twin.ls(states, limit))
 

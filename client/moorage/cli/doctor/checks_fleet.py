@@ -74,7 +74,7 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     except (MoorageError, TimeoutError):
         pass
     else:
-        for check in of_fleet(fleet):
+        for check in of_fleet(fleet.data):
             yield check
         return
     try:
@@ -180,7 +180,7 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     except MoorageError as error:
         operator = failed("operator", error, "warn")
     else:
-        for check in of_fleet(fleet):
+        for check in of_fleet(fleet.data):
             yield check
         return
     yield Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")

@@ -302,7 +302,7 @@ def share(
         if not options.shown(done, [done]):
             tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
             with contextlib.suppress(MoorageError):  # the share is set: a warning that cannot be made is no error
-                if gpus and (warning := beyond_fleet(gpus, await client.fleet.show())):
+                if gpus and (warning := beyond_fleet(gpus, (await client.fleet.show()).data)):
                     say(warning)
         return None
 

@@ -61,7 +61,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 next="submit another job, or cancel this job first",
             )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
-        planned = (await client.plan(request)).data
+        planned = (await client._planned(request)).data
         if planned["starts"] == "refused":  # it may be the limit of jobs, in which the old one still counts
             body = msgspec.json.decode(msgspec.json.encode(request))
             planned = await client._wire.read("plan", {"request": body, "cancel": name})

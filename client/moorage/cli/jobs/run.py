@@ -7,7 +7,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
@@ -89,7 +89,7 @@ def run(
         request = request_of(flags, command)
 
         async def follow(client: AsyncClient) -> int | None:
-            chosen = await offered(client.plan, flags, command, request)
+            chosen = await offered(client._planned, flags, command, request)
             return await work(client, await with_files(client, flags, chosen))
 
         return with_client(options, follow)
@@ -146,7 +146,7 @@ def logs(
 async def _has_replicas(client: AsyncClient, job: str) -> bool:
     """Return whether the job has more than one replica."""
     shown = await client.job(job).show()
-    return len(shown.get("replica_states", ())) > 1 or shown.get("request", {}).get("replicas", 1) > 1
+    return len(shown.replica_states) > 1 or (shown.request is not None and shown.request.replicas > 1)
 
 
 async def _kept(
@@ -163,7 +163,7 @@ async def _kept(
 
     progress = Progress(job, quiet=options.json, labelled=labelled)
     joiner, given = Joiner(client._wire, job, tail), 0
-    async for piece in joiner.kept_of(newest_attempts(await client.job(job).show()), replica, attempt):
+    async for piece in joiner.kept_of(newest_attempts((await client.job(job).show()).data), replica, attempt):
         given += 1
         if options.json:
             emit(piece)
@@ -238,7 +238,7 @@ async def _follow(
     return exit_code_of_result(result)
 
 
-async def _limits(client: AsyncClient, result: Result) -> dict[str, Any] | None:
+async def _limits(client: AsyncClient, result: Result) -> Request | None:
     """Return the request of a job that ended by a time limit, which names the limit; None for other jobs, and
     if it cannot be read."""
     from moorage.client.errors import ClientError
@@ -246,7 +246,7 @@ async def _limits(client: AsyncClient, result: Result) -> dict[str, Any] | None:
 
     if result.state in (TIMED_OUT, EXPIRED):
         with contextlib.suppress(ClientError):  # the end itself is known, and is told without the value
-            return (await client.job(result.job).show()).get("request")
+            return (await client.job(result.job).show()).request
     return None
 
 
@@ -300,7 +300,7 @@ async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progre
     while True:
         if watch.state == QUEUED:
             try:
-                progress.waiting(await client.job(job).explain())
+                progress.waiting((await client.job(job).explain()).data)
             except ClientError:
                 pass  # it is told by the watch if it lasts
         await asyncio.sleep(WHY_AGAIN_S)

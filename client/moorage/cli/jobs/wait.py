@@ -145,9 +145,9 @@ class Meanwhile:
             data = await self._client.job(first).explain()
         except ClientError:
             return f"waiting for {first}"  # what is wrong is told by who waits for it, if it lasts
-        why = waits(data) if "reason" in data else ""
+        why = waits(data.data) if data.reason else ""
         over = f"{self._of - len(self._left)} of {self._of} jobs ended" if self._of > 1 else ""
-        return "  ".join(filter(None, (over, first, state(data["state"], sys.stderr), why)))
+        return "  ".join(filter(None, (over, first, state(data.state, sys.stderr), why)))
 
 
 def events(
