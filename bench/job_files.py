@@ -64,10 +64,10 @@ async def measure(rounds: int, files: int, size: int) -> None:
                     code = make(work / "code", files, size, number)
                     seconds.setdefault("by hand", []).append(by_hand(code, work))
                     seconds.setdefault("files, first submit", []).append(await timed(client, files=code))
-                    stream = f"OBJ_{client.subjects.files_bucket('bench')}"
-                    before = (await JetStream(client.link).stream_info(stream)).last_seq
+                    stream = f"OBJ_{client._wire.subjects.files_bucket('bench')}"
+                    before = (await JetStream(client._wire.link).stream_info(stream)).last_seq
                     seconds.setdefault("files, second submit", []).append(await timed(client, files=code))
-                    after = (await JetStream(client.link).stream_info(stream)).last_seq
+                    after = (await JetStream(client._wire.link).stream_info(stream)).last_seq
                     print(f"round {number}: the second submit sent {after - before} messages")
                     shutil.rmtree(work)
                 for _ in range(200):

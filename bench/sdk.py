@@ -15,7 +15,7 @@ from typing import Final, Literal, TypedDict
 from bench.callers import Callers
 from bench.stack import SUBJECTS, Stack, stack
 from moorage.client import AsyncClient
-from moorage.client.follow.stories import CROWD
+from moorage.client.follow.follower import CROWD
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Resources, Secret
 
@@ -45,7 +45,7 @@ class Asks(TypedDict):
     gpu: GpuSpec
     driver: str
     env: dict[str, str | Secret]
-    timeout_s: float
+    limit: float
     resources: Resources
     retries: int
     labels: dict[str, str]
@@ -56,7 +56,7 @@ ASKS: Final = Asks(
     gpu=GpuSpec(model=["H100"], min_memory_mib=70_000),
     driver="noop",
     env={"SEED": "7", "BATCH": "8"},
-    timeout_s=3600.0,
+    limit=3600.0,
     resources=Resources(1000, 1024),
     retries=2,
     labels={"team": "a"},
@@ -138,7 +138,7 @@ async def batches() -> Figures:
         began = time.monotonic()
         jobs = await moorage.submit_many([()] * BATCH, events="tenant", **ASKS)
         answered = time.monotonic()
-        results = await moorage.wait(jobs, timeout=120)
+        results = await moorage.wait(jobs, wait=120)
         took = time.monotonic() - began
         assert all(result.state == "SUCCEEDED" for result in results)
     return {

@@ -44,6 +44,6 @@ async def until_state(job: Job, state: str, deadline_s: float = 60) -> None:
     """Until the scheduler shows the job in this state."""
 
     async def is_there() -> bool:
-        return bool((await job.show())["state"] == state)
+        return bool((await job.show()).state == state)
 
     await until(is_there, deadline_s, f"{job.id} is {state}")

@@ -34,6 +34,7 @@ EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
 }
 #: what an operator gives and gets, by module
 OPERATOR_API: Final[dict[str, tuple[str, ...]]] = {
+    "moorage.client.fleet": ("Fleet",),
     "moorage.client.admin": ("Admin",),
     "moorage.schemas.operate": ("Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
 }
@@ -44,11 +45,12 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     "The client": ("moorage.client.client", "moorage.client.sync"),
     "A job": (
         "moorage.client.job",
-        "moorage.client.follow.result",
+        "moorage.client.follow.story",
         "moorage.client.follow.watch",
         "moorage.client.follow.output",
         "moorage.schemas.frames.told",
     ),
+    "Answers": ("moorage.client.answers",),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),
     ERRORS: ("moorage.client.errors",),
@@ -65,7 +67,6 @@ TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
 CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
 #: what other parts of moorage call, and no user does
 INTERNAL: Final[dict[str, frozenset[str]]] = {
-    "AsyncClient": frozenset({"again", "link", "subscribe", "subscribe_ahead", "act"}),
     "GpuSpec": frozenset({"trouble", "levels_required", "enforced", "models", "effective_vendor", "slice_profile"}),
     "Request": frozenset({
         "with_part", "effective_gpu", "trouble", "blocks", "image", "device_ids", "driver_fault", "active_alone",
@@ -174,8 +175,9 @@ def _what_submit_takes() -> str:
     rows = []
     for name in hints:
         struct = Run if name in RUN_FIELDS else Request
-        default = next(_default(field) for field in msgspec.structs.fields(struct) if field.name == name)
-        rows.append((f"`{name}`", python_type(hints[name]), default, (said_of_run if struct is Run else said)[name]))
+        wire = "timeout_s" if name == "limit" else name
+        default = next(_default(field) for field in msgspec.structs.fields(struct) if field.name == wire)
+        rows.append((f"`{name}`", python_type(hints[name]), default, (said_of_run if struct is Run else said)[wire]))
     return (
         f"### {SUBMIT_TAKES}\n\n`submit`, `run`, `submit_many`, `submit_handler` and `plan` take these by name,"
         " beside the command (a list of words, a mapping as on the wire, or a `Request`), `gpu` (a token such as"

@@ -37,23 +37,25 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.gather import handles
+from moorage.client.follow.follower import handles
 from moorage.client.follow.output import Piece
-from moorage.client.follow.result import Result
+from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job
 from moorage.client.loop_thread import called
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
-from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
+from moorage.schemas.frames import Accepted, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Act, Done, TenantRow
+from moorage.schemas.operate import Done, TenantRow
 
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList, Plan
+    from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
@@ -76,7 +78,7 @@ TWINS: Final = (
     Twin(
         'class SyncJob(Handle[Job]):\n    """A handle on one job, as `Job`, without `await`."""\n',
         "Job",
-        (("follow/seen.py", "Seen"), ("job.py", "Job")),
+        (("follow/story.py", "Seen"), ("job.py", "Job")),
         {"id": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
     ),
     Twin(
@@ -111,6 +113,12 @@ TWINS: Final = (
         },
     ),
     Twin(
+        'class SyncFleet(Handle["Fleet"]):\n    """The workers of a fleet, as `Fleet`, without `await`."""\n',
+        "Fleet",
+        (("fleet.py", "Fleet"),),
+        {},
+    ),
+    Twin(
         'class SyncAdmin(Handle["Admin"]):\n    """The orders of an operator, as `Admin`, without `await`."""\n',
         "Admin",
         (("admin.py", "Admin"),),
@@ -120,8 +128,8 @@ TWINS: Final = (
         '''class Client(ClientBase):
     """A client without `await`: `with Client() as moorage: …`. Several threads may share it; none may run a loop.
 
-    Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
-    `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
+    Arguments, names and errors are those of `AsyncClient`. `on_wait` is called in the private thread.
+    Raises RuntimeError inside a running event loop.
     """
 
     @contextmanager
@@ -130,13 +138,13 @@ TWINS: Final = (
             yield SyncLease(self._thread, lease)
 ''',
         "AsyncClient",
-        (("connected.py", "Connected"), ("client.py", "AsyncClient")),
+        (("client.py", "AsyncClient"),),
         {"tenant": "str"},
-        frozenset({"open", "close", "again", "link", "subscribe", "subscribe_ahead"}),
+        frozenset({"open", "close"}),
     ),
 )
 #: the handle that is made of what a member returns
-HANDLES: Final = {"Job": "SyncJob", "Admin": "SyncAdmin"}
+HANDLES: Final = {"Job": "SyncJob", "Admin": "SyncAdmin", "Fleet": "SyncFleet"}
 #: by class and member, what is more than a call
 BODIES: Final[dict[str, str]] = {
     "AsyncClient.submit_many": """
@@ -153,15 +161,15 @@ BODIES: Final[dict[str, str]] = {
         """,
     "AsyncClient.as_completed": """
         given = {job.id: job for job in handles(jobs, SyncJob)}
-        for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], timeout)):
+        for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
             yield given[over.id]
         """,
     "AsyncClient.gather": """
         twins = [job._twin for job in handles(jobs, SyncJob)]
-        return self._thread.call(self._twin.gather(*twins, timeout=timeout))
+        return self._thread.call(self._twin.gather(*twins, wait=wait))
         """,
     "AsyncClient.wait": """
-        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], timeout))
+        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], wait))
         """,
     "AsyncClient.lease": """
         lending = CALL

@@ -47,7 +47,7 @@ async def functions(slots: int) -> dict[str, float]:
     flight, and from call to result with one."""
     async with (
         stack(f"{slots}xH100", driver="handler", script="service.py") as it,
-        AsyncClient(it.url, tenant="t0", timeout=60.0, wait_timeout=60.0) as moorage,
+        AsyncClient(it.url, tenant="t0", timeout=60.0, wait=60.0) as moorage,
     ):
         made = 0
 

@@ -23,9 +23,9 @@ async def train_and_rate(moorage: AsyncClient, runs: list[str]) -> dict[str, flo
     for run in runs:
         gpu = Gpu("H100 | A100", count=2, memory="80G")
         await moorage.submit(["python", "train.py", run], gpu=gpu, key=f"train-{run}", retries=1)
-    results = await moorage.wait([moorage.job(f"train-{run}") for run in runs], timeout="1d")
+    results = await moorage.wait([moorage.job(f"train-{run}") for run in runs], wait="1d")
     trained = [run for run, result in zip(runs, results, strict=True) if result.state == "SUCCEEDED"]
-    rated = await moorage.run(["python", "rate.py", *trained], gpu="1xL40S", timeout="1h")
+    rated = await moorage.run(["python", "rate.py", *trained], gpu="1xL40S", wait="1h")
     return {name: float(loss) for name, loss in (line.split() for line in rated.stdout.splitlines())}
 
 

@@ -140,7 +140,7 @@ class Node:
         async with AsyncClient(self.url) as client:
 
             async def is_free() -> bool:
-                return all(row["free"] == row["gpus"] for row in (await client.fleet())["workers"])
+                return all(row.free == row.gpus for row in (await client.fleet.show()).workers)
 
             with contextlib.suppress(NeverHappened):
                 await until(is_free, FREE_S_MAX, "every GPU free")

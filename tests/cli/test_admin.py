@@ -44,9 +44,9 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
         assert (done.changed, done.members, done.state) == (True, 1, "RUNNING")
         await until(lambda: _is(job, "RUNNING", attempt=2), what="it runs again")
         shown = await job.show()
-        told = [(change["state"], change.get("by")) for change in shown["changes"] if change.get("by") == "operator"]
+        told = [(change.state, change.by) for change in shown.changes if change.by == "operator"]
         assert [state for state, _ in told] == ["HELD", "PRIORITY", "RELEASED", "ENDING"]
-        assert shown["priority"] == 90
+        assert shown.priority == 90
         await job.cancel()
         await until(lambda: _is(job, "CANCELLED"), what="it is over")
         over = await node.run("admin", "requeue", "j", tenant=unique)

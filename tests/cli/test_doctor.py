@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import nats
@@ -19,8 +18,9 @@ from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
 from moorage.cli.doctor import checks_fleet, checks_host, checks_nats
 from moorage.cli.doctor.check import Check
-from moorage.client import AsyncClient
+from moorage.client import AsyncClient, FleetInfo
 from moorage.client.errors import NoScheduler, NotPermitted, Rejected
+from moorage.client.fleet import Fleet
 from moorage.schemas.errors import Problem
 from moorage.worker.supervisor import launcher_client
 from tests.bus.test_encrypted import speaking_first
@@ -112,10 +112,10 @@ def test_what_the_leader_switched_off_is_told_though_it_counts_no_failure() -> N
 async def test_a_leader_that_does_not_show_the_fleet_is_no_missing_key(
     node: Node, unique: str, monkeypatch: pytest.MonkeyPatch, raised: Exception, verdict: str, found: str
 ) -> None:
-    async def fleet(client: AsyncClient) -> dict[str, Any]:
+    async def show(fleet: Fleet) -> FleetInfo:
         raise raised
 
-    monkeypatch.setattr(AsyncClient, "fleet", fleet)
+    monkeypatch.setattr(Fleet, "show", show)
     async with AsyncClient(node.url, tenant=unique) as client:
         told = {check.name: check async for check in checks_fleet._of_operators(client, 7)}
     assert told["leader"].found.endswith("last ledger record 7")

@@ -117,7 +117,7 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
             assert pasted.code == 0, pasted.err
             assert (await client.job(pasted.out.strip()).result("90s")).state == "SUCCEEDED"
             gone = await job.show()
-            assert (gone["state"], gone["why"]) == ("CANCELLED", f"job {pasted.out.strip()} is submitted instead")
+            assert (gone.state, gone.why) == ("CANCELLED", f"job {pasted.out.strip()} is submitted instead")
 
 
 @pytest.mark.slow
@@ -141,12 +141,12 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
             ran = await node.run("submit", "--instead-of", *words, tenant=unique)
             assert (ran.code, found in ran.err) == (code, True), (words, ran.err)
             assert "Traceback" not in ran.err
-        assert (await waits.show())["state"] == "QUEUED"
-        assert (await runs.show())["state"] == "RUNNING"
+        assert (await waits.show()).state == "QUEUED"
+        assert (await runs.show()).state == "RUNNING"
         await client.admin.limit(gpus=0, jobs=2, tenant=unique)
         ran = await node.run("submit", "--instead-of", waits.id, "--gpu", "1xL40S", tenant=unique)
         assert ran.code == 0, f"at the limit of jobs the old one makes room for the new one: {ran.err}"
-        assert (await waits.show())["state"] == "CANCELLED"
+        assert (await waits.show()).state == "CANCELLED"
         await client.job(ran.out.strip()).cancel()
         await client.admin.limit(jobs=0, tenant=unique)
         for job in (waits, runs):

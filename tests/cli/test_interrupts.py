@@ -103,7 +103,7 @@ async def test_a_run_that_another_signal_ends_says_that_its_job_goes_on(
     assert b"cancel the job: moorage cancel on\n" in err
     assert b"Traceback" not in err
     async with AsyncClient(node.url, tenant=unique) as client:
-        assert (await client.job("on").show())["state"] == "RUNNING"
+        assert (await client.job("on").show()).state == "RUNNING"
         await client.job("on").cancel()
 
 

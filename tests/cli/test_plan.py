@@ -87,7 +87,7 @@ async def test_an_id_that_is_taken_is_told_as_its_submit_would_be(node: Node, un
 async def test_a_wish_that_only_waits_is_kept(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         wish, other = client.request(["true"], "4xH100"), client.request(["true"], "1xH100")
-        busy = [await client.submit(["sleep", "60"], gpu="4xH100", timeout_s=60) for _ in range(2)]
+        busy = [await client.submit(["sleep", "60"], gpu="4xH100", limit=60) for _ in range(2)]
         assert (await client.plan(wish)).data["starts"] != "now"
         assert await client.first_possible([wish, other]) == wish
         never = client.request(["true"], "1xZ9000", fields={"on_no_match": "reject"})
@@ -109,15 +109,15 @@ async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, uniqu
         while not jobs:  # what an earlier test left may still be written
             seq = (await client.plan(["sleep", "60"], gpu="4xH100")).data["ledger"]
             with contextlib.suppress(Rejected):
-                jobs.append(await client.submit(["sleep", "60"], gpu="4xH100", if_seq=seq, timeout_s=60))
+                jobs.append(await client.submit(["sleep", "60"], gpu="4xH100", if_seq=seq, limit=60))
         late = await node.run("submit", "--gpu", "4xH100", "--if-seq", str(seq), "--", "sleep", "60", tenant=unique)
         assert late.code == 1
         assert "error[moved-on]" in late.err
-        jobs.append(await client.submit(["sleep", "60"], gpu="4xH100", timeout_s=60))
+        jobs.append(await client.submit(["sleep", "60"], gpu="4xH100", limit=60))
         told = await node.run("plan", "--gpu", "1xH100", "--json", "--", "true", tenant=unique)
         assert (told.code, told.frame["data"]["starts"]) == (7, "later")
         assert 0 < told.frame["data"]["in_ms"]["p50_ms"] <= 60_000
-        assert (await client.ls())["counts"].keys() <= {"RUNNING", "CLAIMED", "PLACED"}, "nothing was submitted"
+        assert (await client.ls()).counts.keys() <= {"RUNNING", "CLAIMED", "PLACED"}, "nothing was submitted"
         for job in jobs:
             await job.cancel()
 

@@ -91,7 +91,7 @@ async def test_at_a_terminal_a_second_ctrl_c_cancels_what_the_first_has_let_go(
             [result] = await client.wait([client.job("long")])
             assert result.state == "CANCELLED"
         else:
-            assert (await client.job("long").show())["state"] == "RUNNING"
+            assert (await client.job("long").show()).state == "RUNNING"
             await client.job("long").cancel()
 
 
@@ -174,7 +174,7 @@ async def test_ctrl_c_detaches_and_says_how_to_go_on(node: Node, unique: str) ->
     assert await process.wait() == 130
     assert "moorage logs long" in err.text
     async with AsyncClient(node.url, tenant=unique) as client:
-        assert (await client.job("long").show())["state"] == "RUNNING"
+        assert (await client.job("long").show()).state == "RUNNING"
     attached = await start("logs", "long", env=node.env(unique))
     err = Lines(attached.stderr)
     await err.until("RUNNING")

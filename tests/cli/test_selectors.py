@@ -107,7 +107,7 @@ async def test_each_answer_is_asked_for_once() -> None:
 
         async def ask(name: str) -> str:
             asked.append(name)
-            return str((await client.job(name).show())["job"])
+            return str((await client.job(name).show()).job)
 
         assert await ask_each(client, ["eval-1", "last"], ask) == ["eval-1", "eval-1"]
         assert asked == ["eval-1", "eval-1"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+FOLLOWING = {"moorage.client.follow.follower", "moorage.client.follow.watch"}
 NOT_FOR_ONE_SHOT = {
     "difflib",
     "moorage.bus.jetstream",
-    "moorage.client.follow.gather",
-    "moorage.client.follow.watch",
+    *FOLLOWING,
     "moorage.scheduler",
     "moorage.worker",
     "uvloop",
@@ -26,7 +26,7 @@ NOT_WITHOUT_A_SERVER = {"argparse", "asyncio", "msgspec", "nats", *NOT_FOR_ONE_S
         ("--version", NOT_WITHOUT_A_SERVER),
         ("ls --json --limit 3 --state RUNNING --nats {url} --timeout 1ms", NOT_FOR_ONE_SHOT),
         ("fleet --nats {url} --timeout 1ms", NOT_FOR_ONE_SHOT),
-        ("cancel a,b --reason x --nats {url} --timeout 1ms", NOT_FOR_ONE_SHOT - {"moorage.client.follow.watch"}),
+        ("cancel a,b --reason x --nats {url} --timeout 1ms", NOT_FOR_ONE_SHOT - FOLLOWING),
     ],
 )
 def test_what_is_not_needed_is_not_imported(line: str, heavy: set[str], nats_url: str) -> None:

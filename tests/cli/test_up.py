@@ -311,7 +311,7 @@ async def test_a_second_worker_of_the_same_name_takes_nothing_from_the_first(tmp
             err = Lines(process.stderr)
             await err.until("a worker of the same machine, with another state folder, has the id")
             await err.until("--id")
-            shown = (await client.answer("show", {"job": "holds"})).data
+            shown = (await client._wire.answer("show", {"job": "holds"})).data
             process.send_signal(signal.SIGTERM)
             await process.communicate()
         assert (shown["state"], shown["attempt"]) == ("RUNNING", 1)

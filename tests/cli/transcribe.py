@@ -84,7 +84,7 @@ async def first_session() -> str:
 async def _reaches(screen: Terminal, job: str, state: str) -> None:
     async def there(client: AsyncClient) -> None:
         async def is_there() -> bool:
-            return bool((await client.job(job).show())["state"] == state)
+            return bool((await client.job(job).show()).state == state)
 
         await until(is_there, 30.0, f"{job} {state}")
 

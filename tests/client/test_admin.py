@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from moorage.client.admin import Admin
-from moorage.client.client import AsyncClient
+from moorage.client.connected import Connected
 from moorage.schemas.operate import DlqAct
 
 
@@ -26,6 +26,6 @@ class Pages:
 
 async def test_dead_letters_are_listed_over_all_pages() -> None:
     pages = Pages(5)
-    admin = Admin(cast(AsyncClient, pages))
+    admin = Admin(cast(Connected, pages))
     assert [row["sequence"] async for row in admin.dead_letters()] == [1, 2, 3, 4, 5]
     assert pages.asked == [0, 2, 4]

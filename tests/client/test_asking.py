@@ -48,7 +48,7 @@ async def test_a_submit_that_is_cancelled_is_awaited_no_more(nats_url: str, uniq
         scheduler.will("submit", None)
         submitting = asyncio.create_task(client.submit(["x"]))
         await until(lambda: scheduler.asked, what="it was sent")
-        mux: Any = client._mux
+        mux: Any = client._wire._mux
         assert mux.waiting == 1
         submitting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -59,7 +59,7 @@ async def test_a_submit_that_is_cancelled_is_awaited_no_more(nats_url: str, uniq
 async def test_a_submit_while_the_connection_is_lost_waits_for_it(fresh_server: EmbeddedServer, unique: str) -> None:
     async with AsyncClient(fresh_server.url, tenant=unique, timeout="60s") as client:
         await fresh_server.kill()
-        await until(lambda: not client.link.is_connected)
+        await until(lambda: not client._wire.link.is_connected)
         submitting = asyncio.create_task(client.submit(["x"], key="x"))
         await asyncio.sleep(0)
         again = await EmbeddedServer.start(fresh_server.data_dir, port=fresh_server.port)

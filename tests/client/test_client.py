@@ -28,7 +28,7 @@ from tests.waiting import until_state
 async def test_a_job_is_followed_from_acceptance_to_its_end(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
         job = await moorage.submit(["sh", "-c", "exit 0"], gpu="2xH100:80G")
-        events = [event async for event in job.events(timeout="90s")]
+        events = [event async for event in job.events(wait="90s")]
         changes = [change for event in events for change in event.changes]
         assert [change.rev for change in changes] == list(range(1, len(changes) + 1))
         assert [change.state for change in changes] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
@@ -40,7 +40,7 @@ async def test_a_job_is_followed_from_acceptance_to_its_end(node: Node, unique: 
 async def test_a_finished_job_has_the_same_events_for_a_late_follower(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
         await (await moorage.submit(["true"], gpu=1, key="late")).result("30s")
-        events = [event async for event in moorage.job("late").events(timeout="10s")]
+        events = [event async for event in moorage.job("late").events(wait="10s")]
         assert [change.state for event in events for change in event.changes][-1] == "SUCCEEDED"
 
 
@@ -101,9 +101,11 @@ async def test_a_handle_needs_nothing_but_the_id(node: Node, unique: str) -> Non
         job = other.job("by-id")
         await until_state(other.job("by-id"), "RUNNING")
         shown = await job.show()
-        assert (shown["gpu"], shown["request"]["gpu"]["count"]) == ("3xany", 3)
-        assert (await job.explain())["state"] == "RUNNING"
-        assert [row["job"] for row in (await other.ls(["RUNNING"]))["jobs"]] == ["by-id"]
+        assert shown.request is not None
+        assert shown.request.gpu is not None
+        assert (shown.gpu, shown.request.gpu.count) == ("3xany", 3)
+        assert (await job.explain()).state == "RUNNING"
+        assert [row.job for row in (await other.ls(["RUNNING"])).jobs] == ["by-id"]
         await job.cancel()
         with pytest.raises(NotFound):
             await other.job("nobody").show()
@@ -153,19 +155,19 @@ async def test_jobs_that_speak_to_the_tenant_alone_are_followed_too(node: Node, 
 
 async def test_an_operator_closes_and_opens_a_worker(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
-        await moorage.drain("sim-0001")
+        await moorage.fleet.drain("sim-0001")
         assert await _state_of(moorage, "sim-0001") == "draining"
-        await moorage.cordon("sim-0001")
+        await moorage.fleet.cordon("sim-0001")
         assert await _state_of(moorage, "sim-0001") == "cordoned"
-        await moorage.uncordon("sim-0001")
+        await moorage.fleet.uncordon("sim-0001")
         assert await _state_of(moorage, "sim-0001") == "up"
         with pytest.raises(NotFound):
-            await moorage.drain("nobody")
+            await moorage.fleet.drain("nobody")
 
 
 async def test_the_fleet_frame_comes_by_itself(node: Node) -> None:
     async with AsyncClient(node.url) as moorage, asyncio.timeout(30):
-        async for frame in moorage.fleet_frames():
+        async for frame in moorage.fleet.frames():
             assert [worker["worker"] for worker in frame.workers if worker["simulated"]] == ["sim-0000", "sim-0001"]
             break
 
@@ -183,4 +185,4 @@ async def test_what_goes_out_is_the_wire(node: Node, unique: str) -> None:
 
 
 async def _state_of(client: AsyncClient, worker: str) -> str:
-    return next(str(row["state"]) for row in (await client.fleet())["workers"] if row["worker"] == worker)
+    return next(str(row.state) for row in (await client.fleet.show()).workers if row.worker == worker)

@@ -62,7 +62,7 @@ async def world(server: EmbeddedServer, prefix: str) -> AsyncIterator[World]:
     """Two schedulers, of which the first leads, and a worker whose jobs run nothing."""
     async with stack(server, prefix) as made, AsyncClient(made.url, prefix=prefix, timeout="60s") as client:
         leader = await made.scheduler(config=QUICK)
-        await client.fleet()
+        await client.fleet.show()
         standby = await made.scheduler(config=QUICK)
         await until(lambda: "folded" in standby.words(), 90, "a standby")
         await made.agent("w", "12xH100", worker="w1", drivers=("noop",))
@@ -71,7 +71,7 @@ async def world(server: EmbeddedServer, prefix: str) -> AsyncIterator[World]:
 
 
 async def _is_up(client: AsyncClient) -> bool:
-    return [row["state"] for row in (await client.fleet())["workers"]] == ["up"]
+    return [row.state for row in (await client.fleet.show()).workers] == ["up"]
 
 
 async def followed(job: Job, seen: list[int]) -> list[str]:
@@ -100,7 +100,7 @@ async def through(w: World, disturb: Callable[[], Awaitable[None]]) -> None:
         assert [state for state in states if state in TERMINAL] == states[-1:]
     assert await late == await following[0]
     shown = [await job.show() for job in jobs]
-    assert [revs[-1] for revs in seen] == [each["rev"] for each in shown]
+    assert [revs[-1] for revs in seen] == [each.rev for each in shown]
 
 
 async def _later(moorage: AsyncClient, job: str, first: asyncio.Task[list[str]]) -> list[str]:
@@ -137,7 +137,7 @@ async def test_events_go_on_without_a_gap_when_another_leader_takes_over(
 
 
 async def _epoch(moorage: AsyncClient) -> bool:
-    return bool((await moorage.fleet())["epoch"] >= 2)
+    return bool((await moorage.fleet.show()).epoch >= 2)
 
 
 @pytest.mark.slow  # the server gives a reader 10 s before it cuts it
@@ -158,11 +158,11 @@ async def test_a_follower_that_was_stopped_until_the_server_cut_it_goes_on_witho
                 while not all("RUNNING" in states for states in story.values()):
                     await _read(process.stdout, story)
                 process.send_signal(signal.SIGSTOP)
-                subject = w.moorage.subjects.log("default", "loud", 0)
+                subject = w.moorage._wire.subjects.log("default", "loud", 0)
                 log = fresh_data_dir / "server.log"
                 flood = b"x" * (512 * 1024)
                 for _ in range(40):  # more than the kernel's buffers hold
-                    await w.moorage.link.send([(subject, flood, "")])
+                    await w.moorage._wire.link.send([(subject, flood, "")])
                 for name in ("loud", "quiet"):  # nobody else waits for the one that reads no more
                     await w.moorage.job(name).cancel("enough")
                     assert (await _ended(w.moorage, name)) == "CANCELLED"
@@ -187,5 +187,5 @@ async def _read(stream: asyncio.StreamReader, story: dict[str, list[str]]) -> No
 
 
 async def _ended(moorage: AsyncClient, name: str) -> str:
-    [result] = await moorage.wait([moorage.job(name)], timeout="90s")
+    [result] = await moorage.wait([moorage.job(name)], wait="90s")
     return result.state

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
-from moorage.client.follow.gather import Gathering
+from moorage.client.follow.follower import Gathering
 from moorage.client.follow.story import AHEAD_MAX
 from moorage.schemas.frames import Accepted
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
@@ -32,7 +32,7 @@ async def test_jobs_come_as_they_end() -> None:
 @in_virtual_time
 async def test_a_batch_is_one_frame_and_one_commit() -> None:
     async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
-        before = (await moorage.operate("fleet")).ledger
+        before = (await moorage._wire.operate("fleet")).ledger
         jobs = await moorage.submit_many([["0", "100"]] * 1000, gpu=1)
         accepted = [job.accepted for job in jobs if job.accepted is not None]
         assert len({each.ledger for each in accepted}) == 1
@@ -129,8 +129,8 @@ async def test_the_code_of_many_replicas_is_one_wherever_it_is_asked_for() -> No
         afresh = [moorage.job(each.id) for each in (job, *crowd)]
         assert (await moorage.wait(afresh))[0].code == 3  # asked for in a list
         assert (await moorage.wait([moorage.job(job.id)]))[0].code == 3
-        assert (await job.show())["code"] == 3
-        assert {row["job"]: row["code"] for row in (await moorage.ls(["FAILED"]))["jobs"]} == {job.id: 3}
+        assert (await job.show()).code == 3
+        assert {row.job: row.code for row in (await moorage.ls(["FAILED"])).jobs} == {job.id: 3}
 
 
 @in_virtual_time
@@ -209,13 +209,13 @@ async def test_a_flood_after_a_gap_is_bounded_and_the_end_is_asked_for(nats_url:
         scheduler.will("submit", Accepted("j", 1, "QUEUED"))
         scheduler.will_show(shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", end))
         job = await client.submit(["x"], key="j")
-        async with Gathering(client._stories, [job]) as gathering:
+        async with Gathering(client._wire._stories, [job]) as gathering:
             over = gathering.over(20)
             first = asyncio.ensure_future(anext(over))
             await until(lambda: len(scheduler.asked) == 2, what="asked where it stands")
             lost_each_second = (scheduler.event("j", "RUNNING", change(rev)) for rev in range(3, end.rev, 2))
             await scheduler.say_to_tenant(*lost_each_second)
-            stories = gathering._stories
+            stories = gathering.left
             await until(lambda: "j" in stories and stories["j"].is_stale, what="more than is kept")
             assert len(stories["j"].ahead) == AHEAD_MAX
             await scheduler.say_to_tenant(scheduler.event("j", "SUCCEEDED", end))

@@ -99,7 +99,7 @@ async def world(server: EmbeddedServer, prefix: str, tmp_path: Path) -> AsyncIte
             finally:
                 service.may_end.set()
                 with contextlib.suppress(BusError):  # a bucket has its bound set aside while it is there
-                    await JetStream(moorage.link).delete_stream(f"OBJ_{result_bucket(prefix, 'acme')}")
+                    await JetStream(moorage._wire.link).delete_stream(f"OBJ_{result_bucket(prefix, 'acme')}")
 
 
 async def test_a_call_gives_what_the_function_returned(
@@ -126,7 +126,7 @@ async def test_a_call_gives_what_the_function_returned(
 async def test_a_large_result_is_read_from_the_store(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
     async with world(nats_server, unique, tmp_path) as (moorage, _):
         jobs = [await moorage.submit_handler("large", size) for size in (LARGE, 0, 1)]
-        assert [result.value for result in await moorage.gather(*jobs, timeout="90s")] == [bytes(LARGE), b"", b"\0"]
+        assert [result.value for result in await moorage.gather(*jobs, wait="90s")] == [bytes(LARGE), b"", b"\0"]
 
 
 @pytest.mark.slow
@@ -195,25 +195,25 @@ async def test_a_function_that_does_not_stop_keeps_its_gpu_until_it_returns(
         await until(lambda: service.overdue, what="the service is told")
         waits = await moorage.submit_handler("echo", gpu=1)
         await until(lambda: _quarantined(moorage), what="both slots are out of use")
-        assert (await job.show())["state"] == "CANCELLING"
-        assert (await waits.show())["state"] == "QUEUED"
+        assert (await job.show()).state == "CANCELLING"
+        assert (await waits.show()).state == "QUEUED"
         service.may_end.set()
         assert (await waits.result("90s")).value["gpus"]
-        assert (await job.show())["state"] != "CANCELLING"
+        assert (await job.show()).state != "CANCELLING"
 
 
 async def _quarantined(moorage: AsyncClient) -> bool:
-    [row] = (await moorage.fleet())["workers"]
-    return bool(row["cells"] == "!!")
+    [row] = (await moorage.fleet.show()).workers
+    return bool(row.cells == "!!")
 
 
 @pytest.mark.slow
 async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, service):
+    async with world(nats_server, unique, tmp_path) as (_, service):
 
         def call() -> tuple[Any, list[Progress], list[str]]:
             told: list[Progress] = []
-            with Client(moorage._asking.where, tenant="acme", prefix=unique) as sync:
+            with Client(nats_server.url, tenant="acme", prefix=unique) as sync:
                 job = sync.submit_handler("steps")
                 value = job.result("90s", service.listener(told)).value
                 return value, told, [step.state for step in job.steps("60s")]

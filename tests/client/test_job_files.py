@@ -30,8 +30,8 @@ from tests.client.test_packing import made
 async def messages(client: AsyncClient) -> int:
     """How much was ever sent into the tenant's bucket."""
     try:
-        stream = f"OBJ_{client.subjects.files_bucket(client.tenant)}"
-        return (await JetStream(client.link).stream_info(stream)).last_seq
+        stream = f"OBJ_{client._wire.subjects.files_bucket(client.tenant)}"
+        return (await JetStream(client._wire.link).stream_info(stream)).last_seq
     except JetStreamRefused:
         return 0
 
@@ -75,11 +75,11 @@ async def test_files_that_were_sent_long_ago_are_sent_again(
     code = made(tmp_path / "code", "a.txt")
     async with AsyncClient(node.url, tenant=unique) as client:
         told: list[int] = []
-        assert (await send(client, code, lambda packed, size: told.append(size))).is_new
+        assert (await send(client._wire, code, lambda packed, size: told.append(size))).is_new
         assert told[-1] > 0
-        assert not (await send(client, code)).is_new
+        assert not (await send(client._wire, code)).is_new
         monkeypatch.setattr("moorage.client.sending.AGAIN_AFTER_S", -1.0)
-        assert (await send(client, code)).is_new
+        assert (await send(client._wire, code)).is_new
 
 
 @pytest.mark.slow
@@ -134,11 +134,11 @@ async def test_what_is_stored_of_a_job_and_reaches_out_is_not_unpacked(node: Nod
         job = await client.submit(["true"], keep=["x"])
         await job.result()
         shown = await job.show()
-        (row,) = shown["replica_states"]
+        (row,) = shown.replica_states
         held = io.BytesIO()
         with tarfile.open(fileobj=held, mode="w") as archive:
             archive.addfile(tarfile.TarInfo("../reached"))
-        await bucket_of(client).put(f"{job.id}.0.{row['fence']}", compressed(held), {}, lambda _: None)
+        await bucket_of(client._wire).put(f"{job.id}.0.{row.fence}", compressed(held), {}, lambda _: None)
         with pytest.raises(Rejected, match="leaves the folder"):
             await job.files(tmp_path / "into")
         assert list(tmp_path.iterdir()) == []
@@ -215,19 +215,19 @@ async def test_files_and_values_of_a_large_job_that_left_memory_are_whole_or_ref
         heard = Heard(None)
         for each in ends:
             name = f"j.{each.replica}.{each.fence}"
-            await bucket_of(client).put(name, compressed(held), {}, lambda _: None)
+            await bucket_of(client._wire).put(name, compressed(held), {}, lambda _: None)
             line = {"result": name, "content_type": "application/json", "value": each.rev}
             heard.take(Piece(each.replica, 1, "out", 0, json.dumps(line) + "\n"))
         if not is_whole:
             with pytest.raises(NoOutput, match="2 of the 3 replicas"):
                 await client.job("j").files(tmp_path / "into")
             with pytest.raises(NoOutput, match="2 of the 3 replicas"):
-                await value_of(client, "j", [], heard, 3)
+                await value_of(client._wire, "j", [], heard, 3)
             return
         found = await client.job("j").files(tmp_path / "into")
         assert [path.relative_to(tmp_path).as_posix() for path in found] == ["into/0/out", "into/1/out", "into/2/out"]
         scheduler.will("history", page(ends[0], more=True), page(*ends[1:], more=False))
-        assert await value_of(client, "j", [], heard, 3) == [1, 2, 3]
+        assert await value_of(client._wire, "j", [], heard, 3) == [1, 2, 3]
 
 
 def test_the_output_of_each_replica_of_a_large_job_that_left_memory_is_read() -> None:

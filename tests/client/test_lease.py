@@ -141,15 +141,15 @@ class World:
 
     async def up(self) -> bool:
         """The fleet has it, and this agent's socket answers (one that was killed leaves its own behind)."""
-        rows = (await self.moorage.fleet())["workers"]
+        rows = (await self.moorage.fleet.show()).workers
         with contextlib.suppress(LeaseRefused):
             await recall(self.socket, "nobody holds anything", 60.0, pid=1)
-            return [(row["worker"], row["state"]) for row in rows] == [("w1", "up")]
+            return [(row.worker, row.state) for row in rows] == [("w1", "up")]
         return False
 
     async def cells(self) -> str:
-        [row] = (await self.moorage.fleet())["workers"]
-        return str(row["cells"])
+        [row] = (await self.moorage.fleet.show()).workers
+        return str(row.cells)
 
     def shows(self, *cells: str) -> Callable[[], Any]:
         async def seen() -> bool:
@@ -158,7 +158,7 @@ class World:
         return seen
 
     async def state_of(self, job: str) -> str:
-        return str((await self.moorage.job(job).show())["state"])
+        return str((await self.moorage.job(job).show()).state)
 
     def job_is(self, job: str, state: str) -> Callable[[], Any]:
         async def seen() -> bool:
@@ -172,7 +172,7 @@ async def world(server: EmbeddedServer, prefix: str, simulate: str = "2xL40S", *
     async with stack(server, prefix) as made, AsyncClient(made.url, prefix=prefix) as client:
         await made.scheduler(config=QUICK)
         it = World(made, client)
-        await client.subscribe(client.subjects.load_all, it.on_load)
+        await client._wire.subscribe(client._wire.subjects.load_all, it.on_load)
         await it.start(simulate, **settings)
         yield it
 
@@ -182,7 +182,7 @@ async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
     async with world(nats_server, unique) as w:
-        async with w.moorage.lease(Gpu("L40S"), purpose="fine-tune", timeout="60s", socket=w.socket) as lease:
+        async with w.moorage.lease(Gpu("L40S"), purpose="fine-tune", wait="60s", socket=w.socket) as lease:
             assert (lease.worker, lease.mode, lease.simulated, len(lease.devices)) == ("w1", "exclusive", True, 1)
             assert lease.environment["CUDA_VISIBLE_DEVICES"] == str(lease.devices[0].index)
             assert lease.uuids[0] == lease.devices[0].uuid
@@ -196,19 +196,19 @@ async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
                 await lease.wait_asked_back("50ms")
             await lease.give_back()
             await until(w.shows("··"), what="both are free")
-        async with w.moorage.lease(2, timeout="60s", socket=w.socket) as both:
+        async with w.moorage.lease(2, wait="60s", socket=w.socket) as both:
             assert len(set(both.uuids)) == 2
 
 
 @pytest.mark.slow
 async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique) as w:
-        lease = await w.moorage.lease(timeout="60s", socket=w.socket)
+        lease = await w.moorage.lease(wait="60s", socket=w.socket)
         gc.collect()  # what made it is gone
-        async with w.moorage.lease(timeout="60s", socket=w.socket) as other:
+        async with w.moorage.lease(wait="60s", socket=w.socket) as other:
             assert other.uuids != lease.uuids
             with pytest.raises(TimedOut, match="came free on this host"):
-                await w.moorage.lease(timeout="100ms", socket=w.socket)
+                await w.moorage.lease(wait="100ms", socket=w.socket)
         await lease.give_back()
         await lease.give_back()
         await until(w.shows("··"), what="both are free")
@@ -230,7 +230,7 @@ async def test_leases_and_placements_stand_in_one_line(nats_server: EmbeddedServ
             assert await process.line() == ["given", "back"]
         await until(w.job_is("second", "RUNNING"), what="the second job's turn")
         with pytest.raises(TimedOut, match=r"no 1xany came free on this host within 0\.1 s"):
-            async with w.moorage.lease(timeout="100ms", socket=w.socket):
+            async with w.moorage.lease(wait="100ms", socket=w.socket):
                 pass
         await second.cancel()
 
@@ -272,17 +272,17 @@ async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_ba
 ) -> None:
     async with world(nats_server, unique) as w, borrower(w.socket, "1x", "sync", w.made.url) as process:
         assert (await process.line())[0] == "held"
-        await w.moorage.drain("w1")
+        await w.moorage.fleet.drain("w1")
         await process.is_asked("the worker is drained", 3600)
         assert await process.line() == ["given", "back"]
         with pytest.raises(Rejected, match="no more leases: the worker is drained"):
-            async with w.moorage.lease(timeout="60s", socket=w.socket):
+            async with w.moorage.lease(wait="60s", socket=w.socket):
                 pass
-        await w.moorage.uncordon("w1")
+        await w.moorage.fleet.uncordon("w1")
 
         async def lends() -> bool:
             with contextlib.suppress(Rejected):
-                async with w.moorage.lease(timeout="60s", socket=w.socket):
+                async with w.moorage.lease(wait="60s", socket=w.socket):
                     return True
             return False
 
@@ -297,9 +297,7 @@ async def test_a_borrower_that_does_not_give_back_loses_nobody_elses_devices(
         assert (await stubborn.line())[0] == "held"
         assert await recall(w.socket, "now", 0.0) == 1
         await until(w.shows("!·"), what="its device is marked; it is not ended")
-        await until(
-            lambda: w.moorage.run(["exit", "0"], gpu=1, driver="noop", timeout="60s"), 90, "the other one works"
-        )
+        await until(lambda: w.moorage.run(["exit", "0"], gpu=1, driver="noop", wait="60s"), 90, "the other one works")
         assert await stubborn.line() == ["asked", "now", "0"]
         stubborn.speak()
         assert await stubborn.line() == ["given", "back"]
@@ -312,19 +310,17 @@ async def test_an_agent_that_is_killed_takes_its_leases_along_and_the_next_one_l
 ) -> None:
     async with world(nats_server, unique) as w:
         told: list[str] = []
-        lending = w.moorage.lease(
-            2, timeout="60s", socket=w.socket, on_asked_back=lambda back: told.append(back.reason)
-        )
+        lending = w.moorage.lease(2, wait="60s", socket=w.socket, on_asked_back=lambda back: told.append(back.reason))
         async with lending as lease:
             await w.agent.kill()
             asked = await lease.wait_asked_back("60s")
             assert (lease.lost, asked.reason, asked.left_s, told) == (True, "agent-gone", 0.0, ["agent-gone"])
             with pytest.raises(NoAgent) as nobody:
-                async with w.moorage.lease(timeout="60s", socket=w.socket):
+                async with w.moorage.lease(wait="60s", socket=w.socket):
                     pass
             assert nobody.value.code == "no-agent"
             await w.start()
-            async with w.moorage.lease(2, timeout="60s", socket=w.socket) as again:
+            async with w.moorage.lease(2, wait="60s", socket=w.socket) as again:
                 assert again.uuids == lease.uuids
         assert "lost" in repr(lease)
 
@@ -333,13 +329,13 @@ async def test_an_agent_that_is_killed_takes_its_leases_along_and_the_next_one_l
 async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique, "1xL40S", sharers_max={"time-slice": 2}) as w:
         async with (
-            w.moorage.lease("1xL40S@time-slice", timeout="60s", socket=w.socket) as one,
+            w.moorage.lease("1xL40S@time-slice", wait="60s", socket=w.socket) as one,
             borrower(w.socket, "1xL40S@time-slice") as other,
         ):
             assert (await other.line())[2:4] == ["time-slice", one.uuids[0]]
             assert one.mode == "time-slice"
             with pytest.raises(TimedOut):  # as many as share it
-                async with w.moorage.lease(Gpu(share="time-slice"), timeout="100ms", socket=w.socket):
+                async with w.moorage.lease(Gpu(share="time-slice"), wait="100ms", socket=w.socket):
                     pass
             await w.moorage.submit(["exit", "0"], gpu="1xL40S@time-slice", driver="noop", key="shares")
             await until(lambda: _reason(w.moorage, "shares"), what="it waits for the device")
@@ -352,11 +348,11 @@ async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: Em
 
 
 async def _reason(moorage: AsyncClient, job: str) -> bool:
-    return (await moorage.job(job).explain()).get("reason") in ("busy", "lent", "contended", "backoff")
+    return (await moorage.job(job).explain()).reason in ("busy", "lent", "contended", "backoff")
 
 
 async def _uuids(w: World, gpu: str) -> tuple[str, ...]:
-    async with w.moorage.lease(gpu, timeout="60s", socket=w.socket) as lease:
+    async with w.moorage.lease(gpu, wait="60s", socket=w.socket) as lease:
         return lease.uuids
 
 
@@ -372,7 +368,7 @@ async def test_what_cannot_be_lent_is_told_with_what_to_do(nats_server: Embedded
             "1x@time-slice": "failed-precondition",
         }.items():
             with pytest.raises(Rejected) as refused:
-                async with w.moorage.lease(gpu, timeout="60s", socket=w.socket):
+                async with w.moorage.lease(gpu, wait="60s", socket=w.socket):
                     pass
             assert refused.value.code == code
             assert refused.value.fixes

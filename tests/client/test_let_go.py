@@ -12,7 +12,7 @@ import pytest
 
 from moorage.bus.errors import ConnectionClosed
 from moorage.client import AsyncClient
-from moorage.client.follow.stories import CROWD
+from moorage.client.follow.follower import CROWD
 from moorage.client.loop_thread import LoopThread
 from tests.cli.node import Node
 from tests.waiting import until
@@ -86,7 +86,7 @@ async def _logs(client: AsyncClient) -> None:
 
 
 async def _run(client: AsyncClient) -> None:
-    await client.run(["echo", "hello"], timeout=30)
+    await client.run(["echo", "hello"], wait=30)
 
 
 async def _wait(client: AsyncClient) -> None:
@@ -94,7 +94,7 @@ async def _wait(client: AsyncClient) -> None:
 
 
 async def _frames(client: AsyncClient) -> None:
-    async with contextlib.aclosing(cast("AsyncGenerator[Any, None]", client.fleet_frames())) as frames:
+    async with contextlib.aclosing(cast("AsyncGenerator[Any, None]", client.fleet.frames())) as frames:
         await anext(frames)
 
 
@@ -110,17 +110,17 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 0.0)
     async with AsyncClient(node.url, tenant=unique) as client:
-        link: Any = client.link
+        link: Any = client._wire.link
         await client.ls()
         tasks = len(asyncio.all_tasks())
         subscriptions = len(link._subscriptions)
 
         async def nothing_is_left() -> None:
             await until(lambda: len(asyncio.all_tasks()) == tasks, 30, "the tasks of before")
-            await until(lambda: client._stories.feed._timer is None, 30, "it stands no more")
+            await until(lambda: client._wire._stories.feed._timer is None, 30, "it stands no more")
             assert len(link._subscriptions) == subscriptions
-            assert not client._stories.followers
-            assert not client._stories.endless
+            assert not client._wire._stories.followers
+            assert not client._wire._stories.endless
 
         assert await at_every_step(lambda: once(client), nothing_is_left) >= 1
         await client.ls()
@@ -171,7 +171,7 @@ async def test_an_exception_in_a_callers_handler_is_logged_with_its_traceback(
         raise ZeroDivisionError("in the handler")
 
     async with AsyncClient(node.url, tenant=unique) as client:
-        await client.subscribe(client.subjects.events(unique), fails)
+        await client._wire.subscribe(client._wire.subjects.events(unique), fails)
         await client.submit(["true"])
         await until(lambda: caplog.records, what="it is logged")
     record = caplog.records[0]
@@ -182,7 +182,7 @@ async def test_an_exception_in_a_callers_handler_is_logged_with_its_traceback(
 
 async def test_a_connection_whose_close_was_cancelled_is_closed_all_the_same(node: Node) -> None:
     client = await AsyncClient(node.url).__aenter__()
-    link: Any = client.link
+    link: Any = client._wire.link
     closing = CancelledAt(link.close(), 0)
     with pytest.raises(asyncio.CancelledError):
         await closing
@@ -196,7 +196,7 @@ async def test_a_client_is_opened_once_at_a_time(node: Node) -> None:
     async with AsyncClient(node.url) as client:
         with pytest.raises(RuntimeError, match="open already"):
             await client.open()
-        assert (await client.ls())["jobs"] is not None  # the first connection is the one there is
+        assert (await client.ls()).jobs is not None  # the first connection is the one there is
     await client.open()
     await client.close()
     with pytest.raises(RuntimeError, match="not open"):
@@ -229,7 +229,7 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
         name: asyncio.create_task(work)
         for name, work in {
             "events": all_of(client.events()),
-            "fleet_frames": all_of(client.fleet_frames()),
+            "fleet_frames": all_of(client.fleet.frames()),
             "job.events": all_of(job.events()),
             "job.logs": all_of(job.logs()),
             "job.result": job.result(),
@@ -237,7 +237,9 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
         }.items()
     }
     await until(
-        lambda: len(client._stories.endless) == 2 and len(client._stories.followers) == 4, 30, "all of them listen"
+        lambda: len(client._wire._stories.endless) == 2 and len(client._wire._stories.followers) == 4,
+        30,
+        "all of them listen",
     )
     await client.close()
     done, _ = await asyncio.wait(listening.values(), timeout=5)  # well below what a silence is asked after

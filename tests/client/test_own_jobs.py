@@ -16,7 +16,7 @@ import pytest
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, Job, JobFailed, Result, TimedOut
-from moorage.client.follow.stories import CROWD
+from moorage.client.follow.follower import CROWD
 from moorage.schemas.frames import Accepted, Answer, Change, LogPage
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
@@ -54,7 +54,7 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def time_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 600.0)
+    monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 600.0)
     monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 3600.0)
 
 
@@ -70,7 +70,7 @@ async def standing(nats_url: str, unique: str) -> AsyncIterator[Loop]:
 
 async def test_the_next_jobs_results_need_no_question_and_no_subscription(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
-        link: Any = loop.client.link
+        link: Any = loop.client._wire.link
         before = list(link._subscriptions)
         for number in range(3):
             result = await loop.result(f"j{number}")
@@ -86,9 +86,9 @@ async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_i
         job = await loop.submit("j")
         await loop.say("j", STORY[0])
         await loop.say("other", *STORY)
-        await loop.client.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
+        await loop.client._wire.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
         waiting = asyncio.create_task(job.result("20s"))
-        await until(lambda: loop.client._stories.followers, what="it is awaited")
+        await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
         await loop.say("j", *STORY[1:])
         assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]  # the test's own
@@ -97,10 +97,10 @@ async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_i
 async def test_what_is_run_is_heard_by_the_frames_and_its_only_replica_by_name(nats_url: str, unique: str) -> None:
     """A wildcard for each job would cost the server more than all the rest of it."""
     async with standing(nats_url, unique) as loop:
-        link: Any = loop.client.link
+        link: Any = loop.client._wire.link
         before = list(link._subscriptions)
         loop.scheduler.will("submit", Accepted("j", 9, "QUEUED"))
-        running = asyncio.create_task(loop.client.run(["x"], key="j", driver="noop", timeout="20s"))
+        running = asyncio.create_task(loop.client.run(["x"], key="j", driver="noop", wait="20s"))
         await until(lambda: loop.scheduler.asked, what="it is submitted")
         new = [each.subject for each in link._subscriptions if each not in before]
         assert new == [loop.scheduler.subjects.log(unique, "j", 0)]
@@ -127,10 +127,10 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
 async def test_each_event_is_heard_once_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
-        expected = loop.client._stories.feed._expected
+        expected = loop.client._wire._stories.feed._expected
         assert list(expected) == ["j"]
         waiting = asyncio.create_task(job.result("20s"))
-        await until(lambda: loop.client._stories.followers, what="it is awaited")
+        await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
         assert not list(expected)
         await loop.say("j", STORY[0])
         await loop.say("j", *STORY[1:])
@@ -152,7 +152,7 @@ async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: 
 async def test_a_silence_makes_it_ask_and_go_on(nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last event may have been lost; what was heard before is not told twice."""
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 0.05)
+        monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 0.05)
         job = await loop.submit("j")
         await loop.say("j", STORY[0])
         assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
@@ -166,7 +166,7 @@ async def test_more_than_is_held_while_its_result_is_awaited_is_heard_without_a_
         monkeypatch.setattr("moorage.client.follow.feed.HELD_MAX", 1)
         job = await loop.submit("j")
         waiting = asyncio.create_task(job.result("20s"))
-        await until(lambda: loop.client._stories.followers, what="it is awaited")
+        await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
         for each in STORY[:2]:
             await loop.say("j", each)
         await until(lambda: job.state == "PLACED")
@@ -184,7 +184,7 @@ async def test_what_comes_late_or_twice_is_told_once(nats_url: str, unique: str)
             await loop.say("j", *each)
         await loop.say("j", msgspec.structs.replace(over, rev=4))
         await loop.say("j", first)
-        await loop.client.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
+        await loop.client._wire.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
         assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3, 4]
         assert loop.verbs() == ["submit", "show"]  # the test's own
 
@@ -195,13 +195,13 @@ async def test_a_wait_that_is_over_says_how_long_it_was(
     """Also where it went on after a silence."""
     async with standing(nats_url, unique) as loop:
         for silence_s in (60.0, 0.02):
-            monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", silence_s)
+            monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", silence_s)
             job = await loop.submit(f"j-{silence_s:.0f}")
             loop.scheduler.will_show(shown(job.id, "QUEUED", STORY[0]))
             with pytest.raises(TimedOut, match=r"after 0\.2 s; it goes on"):
                 await job.result(0.2)
             assert loop.verbs() == ["submit", "show"][: 1 if silence_s == 60.0 else 2]
-        assert not loop.client._stories.followers
+        assert not loop.client._wire._stories.followers
 
 
 async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: str) -> None:
@@ -210,7 +210,7 @@ async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: s
         await loop.client.close()
         with pytest.raises(RuntimeError, match="not open"):
             await job.result("20s")
-        assert loop.client._following is None
+        assert loop.client._wire._following is None
 
 
 async def test_a_frame_that_was_lost_is_asked_for(nats_url: str, unique: str) -> None:
@@ -267,9 +267,9 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
                 await Loop(scheduler, client).result("first")
                 job = await Loop(scheduler, client).submit("j")
             await server.kill()
-            await until(lambda: not client.link.is_connected)
+            await until(lambda: not client._wire.link.is_connected)
             server = await EmbeddedServer.start(tmp_path / "nats", port=int(server.url.rpartition(":")[2]))
-            await until(lambda: client.link.is_connected)
+            await until(lambda: client._wire.link.is_connected)
             async with ScriptedScheduler(server.url, unique) as scheduler:
                 scheduler.will_show(shown("j", "SUCCEEDED", *STORY))
                 assert (await job.result("20s")).state == "SUCCEEDED"
@@ -280,7 +280,7 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
 
 async def test_of_a_handle_that_is_dropped_nothing_is_kept(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
-        kept = loop.client._stories.feed._expected
+        kept = loop.client._wire._stories.feed._expected
         job: Job | None = await loop.submit("j")
         assert list(kept) == ["j"]
         assert job is not None
@@ -293,7 +293,7 @@ async def test_who_awaits_no_more_results_hears_the_tenant_no_more(
 ) -> None:
     monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 1.0)
     async with standing(nats_url, unique) as loop:
-        feed = loop.client._stories.feed
+        feed = loop.client._wire._stories.feed
         assert feed._subscription is not None
         job = await loop.submit("j")
         await until(lambda: feed._subscription is None, what="it is gone")
@@ -306,7 +306,7 @@ async def test_where_nearly_all_is_of_others_it_is_not_heard(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        feed, scheduler = loop.client._stories.feed, loop.scheduler
+        feed, scheduler = loop.client._wire._stories.feed, loop.scheduler
         monkeypatch.setattr("moorage.client.follow.feed.OTHERS_FREE", 10)
         monkeypatch.setattr("moorage.client.follow.feed.OTHERS_PER_OWN", 2)
         await scheduler.say_to_tenant(*(scheduler.event(f"o{number}", "QUEUED", change(1)) for number in range(40)))
@@ -333,7 +333,7 @@ async def test_a_failure_is_told_where_nobody_hands_out_its_tail(nats_url: str, 
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
         loop.scheduler.will("logs", None)
-        loop.client.timeout_s = 0.2
+        loop.client._wire.timeout_s = 0.2
         await loop.say("j", STORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
         with pytest.raises(JobFailed) as failed:
             await job.result("20s")
@@ -356,8 +356,8 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 for number in range(3):
                     assert (await loop.result(f"j{number}")).state == "SUCCEEDED"
                     assert loop.verbs() == ["submit", "show"]
-                assert client._stories.feed.is_refused
-                running = asyncio.create_task(client.run(["x"], key="j2", driver="noop", timeout="20s"))
+                assert client._wire._stories.feed.is_refused
+                running = asyncio.create_task(client.run(["x"], key="j2", driver="noop", wait="20s"))
                 await until(lambda: loop.verbs() == ["submit"], what="it is submitted")
                 await scheduler.say("j2", "SUCCEEDED", *STORY)
                 assert (await running).state == "SUCCEEDED"
@@ -365,7 +365,7 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 scheduler.will("submit", Accepted("r", 9, "QUEUED"))
                 scheduler.will_show(shown("r", "SUCCEEDED", *STORY))
                 scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in NO_OUTPUT))
-                assert (await client.run(["x"], key="r", driver="noop", timeout="20s")).state == "SUCCEEDED"
+                assert (await client.run(["x"], key="r", driver="noop", wait="20s")).state == "SUCCEEDED"
                 assert loop.verbs()[:2] == ["submit", "show"]
     finally:
         await server.stop()

@@ -65,8 +65,17 @@ def test_ids_of_one_millisecond_count_up_over_every_digit(monkeypatch: pytest.Mo
     assert numbers[0] >> 25 == 1_800_000_000_000
 
 
+@pytest.mark.parametrize(("limit", "timeout_s"), [("1m30s", 90), (90, 90), (None, None)])
+def test_a_limit_bounds_an_attempt(limit: str | float | None, timeout_s: float | None) -> None:
+    fields = {"limit": limit}
+    assert build_request(["x"], fields=fields).workload.timeout_s == timeout_s
+    assert RequestBuilder().build(["x"], fields=fields).workload.timeout_s == timeout_s
+    with pytest.raises(TypeError, match="how long the job may run is limit"):
+        build_request(["x"], fields={"timeout_s": 90})
+
+
 def test_a_request_from_its_parts() -> None:
-    request = build_request(["a", "b"], "3x2xA100", "k", {"env": {"T": Secret("hf")}, "timeout_s": 5.0, "retries": 1})
+    request = build_request(["a", "b"], "3x2xA100", "k", {"env": {"T": Secret("hf")}, "limit": 5.0, "retries": 1})
     assert (request.job, request.replicas, request.retries) == ("k", 3, 1)
     assert request.gpu == GpuSpec(count=2, model="A100")
     assert (request.workload.argv, request.workload.timeout_s) == (["a", "b"], 5.0)
@@ -86,7 +95,7 @@ def test_a_request_from_its_parts() -> None:
         (["x"], ["1xH100"], {}, "$.gpu"),
         (["x"], "1xH100", {"replicas": 0}, "$.replicas"),
         (["x"], "2x1xH100", {"replicas": 3}, "$.replicas"),
-        (["x"], None, {"timeout_s": -1.0}, "$.run.timeout_s"),
+        (["x"], None, {"limit": -1.0}, "$.run.timeout_s"),
         ({"run": {"argv": ["x"]}, "nonsense": 1}, None, {}, "$.nonsense"),
         ([], None, {}, "$.run.argv"),
         ({}, None, {}, "$"),
@@ -218,8 +227,8 @@ def test_what_stands_for_text_and_tables_is_taken_as_such() -> None:
 def test_an_error_has_what_its_message_leaves_out_as_notes() -> None:
     """So that a traceback names the field."""
     with pytest.raises(Rejected) as refused:
-        build_request(["x"], fields={"timeout_s": "10m"})
-    assert "at $.run.timeout_s" in refused.value.__notes__
+        build_request(["x"], fields={"grace_s": "10m"})
+    assert "at $.run.grace_s" in refused.value.__notes__
 
 
 def test_a_variable_that_is_no_text_is_named_and_its_value_is_not_told() -> None:

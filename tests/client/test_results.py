@@ -20,6 +20,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client import AsyncClient, JobFailed, NoOutput, handlers
+from moorage.client.connected import Connected
 from moorage.schemas.handler import result_bucket
 from tests.live.stack import QUICK, Stack, stack
 from tests.waiting import until
@@ -96,7 +97,7 @@ async def client(made: Stack) -> AsyncIterator[tuple[AsyncClient, str]]:
             yield moorage, stream
         finally:
             with contextlib.suppress(BusError):
-                await JetStream(moorage.link).delete_stream(stream)
+                await JetStream(moorage._wire.link).delete_stream(stream)
 
 
 async def test_a_result_that_is_kept_no_longer_is_said_to_be_so(
@@ -110,7 +111,7 @@ async def test_a_result_that_is_kept_no_longer_is_said_to_be_so(
             nothing = await moorage.submit_handler("nothing")
             await nothing.result("30s")
             assert (await moorage.job(job.id).result("60s")).value["input"] == 1
-            await JetStream(moorage.link).purge(stream)
+            await JetStream(moorage._wire.link).purge(stream)
             with pytest.raises(NoOutput, match=f"the result of job {job.id} is no longer kept") as gone:
                 await moorage.job(job.id).result("60s")
             assert (gone.value.code, gone.value.job) == ("not-kept", job.id)
@@ -129,18 +130,18 @@ async def test_a_caller_of_many_functions_asks_for_no_small_result(
             assert (await (await moorage.submit_handler("echo", 0)).result("30s")).value["input"] == 0
             asked: list[str] = []
             subscribed: list[str] = []
-            stored, subscribe = handlers._stored, AsyncClient.subscribe_ahead
+            stored, subscribe = handlers._stored, Connected.subscribe_ahead
 
-            async def noted(client: AsyncClient, job: str, name: str, seq: int | None) -> Any:
+            async def noted(client: Connected, job: str, name: str, seq: int | None) -> Any:
                 asked.append(name)
                 return await stored(client, job, name, seq)
 
-            async def counted(client: AsyncClient, subject: str, handler: Handler) -> Subscribed:
+            async def counted(client: Connected, subject: str, handler: Handler) -> Subscribed:
                 subscribed.append(subject)
                 return await subscribe(client, subject, handler)
 
             monkeypatch.setattr(handlers, "_stored", noted)
-            monkeypatch.setattr(AsyncClient, "subscribe_ahead", counted)
+            monkeypatch.setattr(Connected, "subscribe_ahead", counted)
             for number in range(1, 6):
                 job = await moorage.submit_handler("echo", number)
                 assert (await job.result("30s")).value["input"] == number
@@ -152,7 +153,7 @@ async def test_a_caller_of_many_functions_asks_for_no_small_result(
             for size in (5_000, 50_000):  # not sent to all: read
                 assert len((await (await moorage.submit_handler("large", size)).result("30s")).value) == size
             assert (len(asked), subscribed) == (2, [])
-            assert not moorage._stories.feed.results, "what was taken is let go"
+            assert not moorage._wire._stories.feed.results, "what was taken is let go"
 
 
 @pytest.mark.slow
@@ -166,10 +167,10 @@ async def test_a_service_that_is_killed_between_result_and_report_leaves_no_resu
             job = await moorage.submit_handler("echo", 1, retries_on_lost=3)
             async with asyncio.timeout(90):
                 assert await first.wait() == -signal.SIGKILL
-            kept = await JetStream(moorage.link).get_message(stream, 1)
+            kept = await JetStream(moorage._wire.link).get_message(stream, 1)
             assert kept is not None
             assert b'"how":"kill"' in kept.data, "it is stored"
-            assert (await job.show())["state"] != "SUCCEEDED"
+            assert (await job.show()).state != "SUCCEEDED"
         async with service(made, tmp_path / "one", "second"):
             result = await job.result("150s")
             assert result.value == {"input": 1, "how": "second"}

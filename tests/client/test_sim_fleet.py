@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from moorage.client import (
     GpuSpec,
     Job,
     JobFailed,
+    JobInfo,
     NoScheduler,
     Placed,
     Progress,
@@ -27,6 +29,8 @@ from moorage.client import (
     Rejected,
     Running,
     Step,
+    Submitted,
+    TimedOut,
 )
 from moorage.client.follow.captured import TAIL_LINES
 from moorage.client.follow.listening import FLEET_FRAMES_MAX
@@ -89,7 +93,7 @@ async def test_a_gang_that_succeeded_ended_with_0() -> None:
     gpu = GpuSpec(scheduling="gang")
     async with AsyncClient(transport=SimFleet("2x1xH100", script=say_devices)) as moorage:
         job = await moorage.submit(["torchrun"], gpu=gpu, replicas=2)
-        assert ((await job.result()).code, (await job.show())["code"]) == (0, 0)
+        assert ((await job.result()).code, (await job.show()).code) == (0, 0)
         assert (await moorage.run(["torchrun"], gpu=gpu, replicas=2)).code == 0
         assert [each.code for each in await moorage.wait([moorage.job(job.id)])] == [0]
 
@@ -107,6 +111,31 @@ async def test_its_output_is_there_for_whoever_asks_later() -> None:
         with pytest.raises(JobFailed) as failed:
             await again.result()
         assert failed.value.log_tail == "one\ntwo\ntrouble"
+        assert "".join(traceback.format_exception_only(failed.value)).endswith("ends with:\n  one\n  two\n  trouble\n")
+
+
+def test_warnings_of_a_submit_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> list[str]:
+        async with AsyncClient(transport=SimFleet("2xH100")) as moorage:
+            one = await moorage.submit(["x"], gpu="1xA100")
+            (of_batch,) = await moorage.submit_many([["x"]], gpu="1xA100")
+            with pytest.raises(TimedOut):
+                await moorage.run(["x"], gpu="1xA100", key="runs", wait="1s")
+            return [one.id, of_batch.id, "runs"]
+
+    names = SimulatedClock().run(scene())
+    told = [record.getMessage() for record in caplog.records if record.name == "moorage.client"]
+    assert [line.partition(": no-match: ")[0] for line in told] == [f"job {name}" for name in names]
+
+
+@in_virtual_time
+async def test_a_notebook_shows_a_job_and_a_client() -> None:
+    async with AsyncClient(transport=SimFleet("2xH100"), tenant="vision") as moorage:
+        job = await moorage.submit(["x"], gpu="1xH100", key="a")
+        shown = job._repr_html_()
+        assert all(f"<td>{each}</td>" in shown for each in ("vision", "QUEUED", "1xH100"))
+        assert "<caption>Job a</caption>" in shown
+        assert "<td>vision</td>" in moorage._repr_html_()
 
 
 @in_virtual_time
@@ -117,13 +146,17 @@ async def test_everything_says_simulated() -> None:
         assert "simulated" in repr(moorage)
         job = await moorage.submit(["x"], gpu=1)
         heard: list[Any] = []
-        for subject in (moorage.subjects.hello_all, moorage.subjects.load_all, moorage.subjects.fleet_frame):
-            await moorage.subscribe(subject, lambda delivery: heard.append(msgspec.json.decode(delivery.data)))
+        for subject in (
+            moorage._wire.subjects.hello_all,
+            moorage._wire.subjects.load_all,
+            moorage._wire.subjects.fleet_frame,
+        ):
+            await moorage._wire.subscribe(subject, lambda delivery: heard.append(msgspec.json.decode(delivery.data)))
         events = [event async for event in job.events()]
         assert all(event.simulated for event in events if any(change.worker for change in event.changes))
         assert all(gpu.startswith("SIM-") for event in events for change in event.changes for gpu in change.gpus)
-        assert all(row["simulated"] for row in (await moorage.ls())["jobs"])
-        assert all(row["simulated"] for row in (await moorage.fleet())["workers"])
+        assert all(row.simulated for row in (await moorage.ls()).jobs)
+        assert all(row.simulated for row in (await moorage.fleet.show()).workers)
         assert {frame["kind"] for frame in heard} >= {"load", "fleet"}
         for frame in heard:
             assert all(row["simulated"] for row in frame.get("workers", [frame]))
@@ -133,7 +166,7 @@ async def test_everything_says_simulated() -> None:
 async def test_what_does_not_fit_waits_for_what_runs() -> None:
     async with AsyncClient(transport=SimFleet("1x2xH100", script=say_devices)) as moorage:
         jobs = await moorage.submit_many([["x"]] * 5, gpu="1xH100")
-        assert (await jobs[-1].explain())["reason"] in ("busy", "placing")
+        assert (await jobs[-1].explain()).reason in ("busy", "placing")
         results = await moorage.wait(jobs)
         ends = [result.changes[-1].time_ms for result in results]
         assert max(ends) - min(ends) >= 1900  # three rounds of a second on two devices
@@ -149,17 +182,17 @@ async def test_jobs_that_left_memory_are_told_whole_also_by_the_next_scheduler()
         await fleet.kill_scheduler()
         for job, result in zip([*jobs, many], results, strict=True):
             shown = await until(lambda job=job: _compacted(job), what="out of memory")
-            assert (shown["state"], shown["code"], shown["changes"][-1]["rev"]) == ("SUCCEEDED", 0, shown["rev"])
+            assert (shown.state, shown.code, shown.changes[-1].rev) == ("SUCCEEDED", 0, shown.rev)
             changes = [change async for event in moorage.job(job.id).events() for change in event.changes]
-            assert [change.rev for change in changes] == list(range(1, shown["rev"] + 1))
+            assert [change.rev for change in changes] == list(range(1, shown.rev + 1))
             known = {change.rev: change for change in changes}
             assert all(known[change.rev] == change for change in result.changes)
         assert len(changes) == 1 + 64 * 8
 
 
-async def _compacted(job: Job) -> dict[str, Any] | None:
+async def _compacted(job: Job) -> JobInfo | None:
     shown = await job.show()
-    return shown if shown.get("compacted") else None
+    return shown if shown.compacted else None
 
 
 @in_virtual_time
@@ -230,7 +263,7 @@ async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> 
             await first.result()
         assert cancelled.value.state == "CANCELLED"
         with pytest.raises(JobFailed) as late:
-            await moorage.run(["x"], key="second", timeout_s=30.0)
+            await moorage.run(["x"], key="second", limit=30.0)
         assert late.value.state == "TIMED_OUT"
         assert late.value.why == "job second ran out of time: an attempt ran for 30 s, its time limit (timeout_s)"
         assert late.value.fixes == ("allow more: --time-limit, in a request timeout_s", "moorage show second")
@@ -266,7 +299,7 @@ async def test_what_was_accepted_outlives_the_scheduler() -> None:
             async with AsyncClient(transport=fleet, timeout="100ms") as impatient:
                 await impatient.ls()
         assert {result.state for result in await moorage.wait(jobs)} == {"SUCCEEDED"}
-        assert (await moorage.fleet())["epoch"] == 2
+        assert (await moorage.fleet.show()).epoch == 2
 
 
 @in_virtual_time
@@ -329,8 +362,8 @@ async def test_a_job_whose_worker_was_lost_has_no_exit_code() -> None:
         (result,) = await moorage.wait([job])
         assert (result.state, result.code) == ("FAILED", None)
         assert [change.code for change in result.changes if change.state == "FAILED"] == [None]
-        assert (await job.show())["code"] is None
-        assert (await moorage.ls())["jobs"][0]["code"] is None
+        assert (await job.show()).code is None
+        assert (await moorage.ls()).jobs[0].code is None
 
 
 @in_virtual_time
@@ -366,12 +399,12 @@ async def test_in_real_time_it_is_there_at_once_and_leaves_nothing() -> None:
     async with fleet, AsyncClient(transport=fleet, tenant="a") as one, AsyncClient(transport=fleet, tenant="b") as two:
         await one.submit(["x"], key="same")
         await two.submit(["y"], key="same")
-        assert [len((await client.ls())["jobs"]) for client in (one, two)] == [1, 1]
+        assert [len((await client.ls()).jobs) for client in (one, two)] == [1, 1]
     assert len(asyncio.all_tasks()) == 1
     assert (gc.get_threshold(), threading.active_count()) == (threshold, threads)
     assert gc.get_freeze_count() <= frozen, "what was frozen before may be gone"
     async with AsyncClient(transport=fleet) as again:  # a new fleet: the ledger went with the old one
-        assert (await again.ls())["jobs"] == []
+        assert (await again.ls()).jobs == []
 
 
 async def test_what_breaks_inside_is_told() -> None:
@@ -412,7 +445,7 @@ def test_a_word_that_is_no_fleet_is_told(word: str) -> None:
 
 
 async def _all_up(client: AsyncClient) -> bool:
-    return {row["state"] for row in (await client.fleet())["workers"]} == {"up"}
+    return {row.state for row in (await client.fleet.show()).workers} == {"up"}
 
 
 def transcoder(context: HandlerContext) -> dict[str, Any]:
@@ -484,6 +517,8 @@ async def test_the_steps_of_a_job_are_types_for_match() -> None:
         job = await moorage.submit(["x"], gpu=Gpu("H100", count=2), retries=1)
         async for step in job.steps("60s"):
             match step:
+                case Submitted(replica=-1):
+                    story.append("submitted")
                 case Queued(attempt=attempt, why=why):
                     story.append(f"queued {attempt} {why}".rstrip())
                 case Placed(worker=worker, gpus=gpus):
@@ -493,7 +528,7 @@ async def test_the_steps_of_a_job_are_types_for_match() -> None:
                 case Ended(state="SUCCEEDED", code=code):
                     story.append(f"ended {code}")
     once = ["2 of sim-0000", "claimed", "running"]
-    assert story == ["queued 0", *once, "queued 1", *once, "ended 0"]
+    assert story == ["submitted", *once, "queued 1", *once, "ended 0"]
     assert {type(step_of(Change(1, 0, 0, 1, state))).__name__ for state in STATES} == {
         "Queued", "Placed", "Claimed", "Running", "Frozen", "Ending", "Ended",
     }  # fmt: skip
@@ -504,7 +539,7 @@ async def test_the_steps_of_a_job_are_types_for_match() -> None:
 async def test_gathered_jobs_succeed_together_or_raise_the_first_failure() -> None:
     async with AsyncClient(transport=SimFleet("2x8xH100", script=lambda task: Ran(int(task.argv[0])))) as moorage:
         jobs = await moorage.submit_many([["0"]] * 5, gpu=1)
-        assert [result.job for result in await moorage.gather(*jobs, timeout="60s")] == [job.id for job in jobs]
+        assert [result.job for result in await moorage.gather(*jobs, wait="60s")] == [job.id for job in jobs]
         good, bad = await moorage.submit_many([["0"], ["3"]], gpu=1)
         with pytest.raises(JobFailed) as failed:
             await moorage.gather(good, bad, good)
@@ -525,7 +560,7 @@ async def test_a_failure_carries_the_last_lines_of_its_output_and_no_more() -> N
 async def test_who_reads_the_fleet_slowly_gets_only_its_newest_frames() -> None:
     loop = asyncio.get_running_loop()
     async with AsyncClient(transport=SimFleet("1xH100")) as moorage:
-        frames = moorage.fleet_frames()
+        frames = moorage.fleet.frames()
         await anext(frames)
         await asyncio.sleep(60.2)  # between two frames
         now_s = loop.time()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from moorage.client import AsyncClient, GpuSpec, TimedOut
-from moorage.client.follow.stories import REPAIR_S
+from moorage.client.follow.follower import REPAIR_S
 from moorage.scheduler.core.config import Config
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import Faults, FaultyNetwork, Stalled
@@ -53,7 +53,7 @@ async def waits_in_the_queue(moorage: AsyncClient, fleet: SimFleet) -> None:
 
 async def runs_out_of_time(moorage: AsyncClient, fleet: SimFleet) -> None:
     await moorage.submit(["5000"], gpu=1, key="deadline", deadline_s=333.0)
-    await moorage.submit(["5000"], gpu=1, key="limit", timeout_s=777.0)
+    await moorage.submit(["5000"], gpu=1, key="limit", limit=777.0)
     await moorage.submit(["1"], gpu=2, key="too-late", start_within_s=555.0)
     await moorage.submit(["1"], gpu=2, key="in-time", start_within_s=900.0)
 
@@ -75,11 +75,11 @@ async def tries_again(moorage: AsyncClient, fleet: SimFleet) -> None:
 async def holds_hosts_back(moorage: AsyncClient, fleet: SimFleet) -> None:
     """A gang waits for all hosts; jobs with time limits go past it while they surely end before, others do not."""
     for n, seconds in enumerate((600, 900)):
-        await moorage.submit([str(seconds)], gpu=2, key=f"long{n}", timeout_s=float(seconds + 10))
+        await moorage.submit([str(seconds)], gpu=2, key=f"long{n}", limit=float(seconds + 10))
     await moorage.submit(["50"], gpu=GpuSpec(count=2, scheduling="gang"), replicas=2, key="gang")
     for n in range(8):
         await sleep_until(100 + 100 * n)
-        await moorage.submit(["30"], gpu=1, key=f"short{n}", timeout_s=40.0)
+        await moorage.submit(["30"], gpu=1, key=f"short{n}", limit=40.0)
         await moorage.submit(["30"], gpu=1, key=f"unlimited{n}")
 
 
@@ -94,7 +94,7 @@ async def takes_turns(moorage: AsyncClient, fleet: SimFleet) -> None:
 
 async def calls_functions(moorage: AsyncClient, fleet: SimFleet) -> None:
     await moorage.submit_handler("paint", 500, key="paint")
-    await moorage.submit_handler("paint", 5_000, key="limit", timeout_s=600.0)
+    await moorage.submit_handler("paint", 5_000, key="limit", limit=600.0)
     await moorage.submit(["sleep", "700"], driver="noop", key="noop")
 
 
@@ -119,7 +119,7 @@ async def is_drained(moorage: AsyncClient, fleet: SimFleet) -> None:
     await moorage.submit(["500"], gpu=2, key="one")
     await moorage.submit(["500"], gpu=2, key="other")
     await sleep_until(100)
-    await moorage.drain("sim-0000", begin=100.0, within=150.0, last=400.0)
+    await moorage.fleet.drain("sim-0000", begin=100.0, within=150.0, last=400.0)
 
 
 async def ages(moorage: AsyncClient, fleet: SimFleet) -> None:
@@ -167,7 +167,7 @@ def told(name: str, *, skips: bool) -> tuple[list[tuple[Any, ...]], list[int]]:
             await scenario(moorage, fleet)
             for tenant in ("default", "a", "b"):
                 async with AsyncClient(transport=fleet, tenant=tenant) as owner:
-                    for job in sorted(row["job"] for row in (await owner.ls())["jobs"]):
+                    for job in sorted(row.job for row in (await owner.ls()).jobs):
                         for each in [each async for event in owner.job(job).events() for each in event.changes]:
                             what.append((job, each.state, each.replica, each.attempt, each.worker, each.code, each.why))
                             when.append(each.time_ms)
@@ -276,7 +276,7 @@ def test_an_event_that_was_lost_is_asked_for_as_soon_as_without_skips(
 
     async def scene() -> None:
         async with AsyncClient(transport=fleet, name="follower") as moorage:
-            await (await moorage.submit(["x"], gpu=1)).result(timeout=4000)
+            await (await moorage.submit(["x"], gpu=1)).result(wait=4000)
             heard_s.append(asyncio.get_running_loop().time())
 
     for skips in (True, False):
@@ -291,7 +291,7 @@ def test_a_wait_for_a_job_is_over_in_time_while_the_fleet_sleeps() -> None:
     async def scene() -> None:
         async with AsyncClient(transport=SimFleet("1x1xH100", script=by_words)) as moorage:
             job = await moorage.submit(["9999"], gpu=1)
-            for wait in (job.result(timeout=1000), moorage.wait([job], timeout=1000)):
+            for wait in (job.result(wait=1000), moorage.wait([job], wait=1000)):
                 began_s = asyncio.get_running_loop().time()
                 with pytest.raises(TimedOut):
                     await wait
@@ -317,11 +317,11 @@ def test_neither_side_counts_what_was_skipped_as_silence() -> None:
             await moorage.submit(["4000"], gpu=1, key="runs")
             for _ in range(3):
                 await asyncio.sleep(3600)
-                fleet = await moorage.fleet()
-                assert {row["state"] for row in fleet["workers"]} == {"up"}
-                assert len(fleet["schedulers"]) == 1
+                fleet = await moorage.fleet.show()
+                assert {row.state for row in fleet.workers} == {"up"}
+                assert len(fleet.data["schedulers"]) == 1
                 assert (await (await moorage.submit_handler("paint", 0, gpu=1)).result()).value == 1
-            assert fleet["epoch"] == 1
+            assert fleet.epoch == 1
             assert (await moorage.job("runs").result()).changes[-1].attempt == 1
 
     SimulatedClock().run(scene())

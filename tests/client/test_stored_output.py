@@ -13,13 +13,12 @@ import pytest
 
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.run import tell_missing
-from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
 from moorage.client.follow import captured as capturing
 from moorage.client.follow.budget import SPARE_BYTES, Budget
 from moorage.client.follow.captured import Captured
-from moorage.client.follow.output import Joiner, Piece
-from moorage.client.follow.stories import Following
+from moorage.client.follow.follower import Following
+from moorage.client.follow.output import Joiner, Piece, Reads
 from moorage.client.follow.watch import Watch
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
@@ -76,7 +75,7 @@ class Keeping:
 
 
 def joiner_on(source: Keeping, tail: int | None = None) -> Joiner:
-    return Joiner(cast(AsyncClient, source), "j", tail)
+    return Joiner(cast(Reads, source), "j", tail)
 
 
 def pieces_of(data: bytes, chance: random.Random) -> list[Piece]:
@@ -316,7 +315,7 @@ def test_both_streams_come_in_the_order_in_which_they_arrived(seed: int) -> None
     told = chance.choice([0, 3, 1000])
 
     async def scenario() -> list[Piece]:
-        return [piece async for piece in Joiner(cast(AsyncClient, Both(parts, told)), "j").kept(0, 1)]
+        return [piece async for piece in Joiner(cast(Reads, Both(parts, told)), "j").kept(0, 1)]
 
     pieces = asyncio.run(scenario())
     for stream in ("out", "err"):

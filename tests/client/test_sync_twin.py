@@ -35,16 +35,10 @@ from moorage.client import (
     Watch,
 )
 from moorage.client.admin import Admin
+from moorage.client.fleet import Fleet
 from moorage.client.loop_thread import LoopThread
-from moorage.client.sync import SyncAdmin
+from moorage.client.sync import SyncAdmin, SyncFleet
 from moorage.testing import Ran, SimFleet, Task
-
-#: what only the async side has, with the reason
-ASYNC_ALONE = {
-    "subscribe": "its handler runs in the loop",
-    "subscribe_ahead": "its handler runs in the loop",
-    "again": "its coroutine runs in the loop",
-}
 
 
 def _public(kind: type) -> dict[str, inspect.Signature]:
@@ -64,11 +58,18 @@ def _synced(annotation: object) -> str:
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(Client, AsyncClient), (SyncJob, Job), (SyncWatch, Watch), (SyncAdmin, Admin), (SyncLease, Lease)],
+    [
+        (Client, AsyncClient),
+        (SyncJob, Job),
+        (SyncWatch, Watch),
+        (SyncAdmin, Admin),
+        (SyncFleet, Fleet),
+        (SyncLease, Lease),
+    ],
 )
 def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) -> None:
     sync, asynchronous = _public(ours), _public(theirs)
-    expected = {name: each for name, each in asynchronous.items() if name not in ASYNC_ALONE}
+    expected = dict(asynchronous)
     if ours is not Client:  # handles are made by the client
         sync.pop("__init__")
         expected.pop("__init__")
@@ -84,7 +85,7 @@ def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) ->
 
 
 def test_no_method_of_the_twin_is_awaited() -> None:
-    for kind in (Client, SyncJob, SyncWatch, SyncAdmin, SyncLease):
+    for kind in (Client, SyncJob, SyncWatch, SyncAdmin, SyncFleet, SyncLease):
         for name, member in inspect.getmembers(kind, inspect.isfunction):
             assert not inspect.iscoroutinefunction(member), name
             assert not inspect.isasyncgenfunction(member), name
@@ -112,9 +113,9 @@ def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
     with pytest.raises(JobFailed) as failed:
         client.submit(["exit", "7"]).result("10s")
     assert failed.value.exit_code == 7
-    assert next(row["job"] for row in client.ls(["SUCCEEDED"])["jobs"]) == "one"
-    assert {row["state"] for row in client.fleet()["workers"]} == {"up"}
-    assert client.drain("sim-0001")["worker"] == "sim-0001"
+    assert next(row.job for row in client.ls(["SUCCEEDED"]).jobs) == "one"
+    assert {row.state for row in client.fleet.show().workers} == {"up"}
+    assert client.fleet.drain("sim-0001")["worker"] == "sim-0001"
     with pytest.raises(NotFound):
         client.job("nobody").show()
     with pytest.raises(Rejected):
@@ -144,7 +145,7 @@ def test_an_iterator_that_is_left_early_lets_go_of_its_subscription(client: Clie
     for event in job.events("10s"):
         assert event.job == job.id
         break
-    assert not client._twin._stories.followers
+    assert not client._twin._wire._stories.followers
     job.cancel("enough")
 
 
@@ -159,7 +160,7 @@ def test_a_wait_that_is_over_is_pythons_own_time_out_too(client: Client) -> None
 def test_several_threads_share_one_client(client: Client) -> None:
     codes: list[int | None] = []
     threads = [
-        threading.Thread(target=lambda: codes.append(client.run(["exit", "0"], gpu=1, timeout="20s").code))
+        threading.Thread(target=lambda: codes.append(client.run(["exit", "0"], gpu=1, wait="20s").code))
         for _ in range(8)
     ]
     for thread in threads:
@@ -181,7 +182,7 @@ def test_it_leaves_no_thread() -> None:
         next(left)
     client.close()
     with client:  # and it opens again, on a fleet that is new
-        assert client.ls()["jobs"] == []
+        assert client.ls().jobs == []
     assert set(threading.enumerate()) == before
     with pytest.raises(RuntimeError, match="not open"):
         client.ls()
@@ -207,7 +208,7 @@ def test_inside_a_loop_an_open_one_refuses_too(client: Client) -> None:
             next(client.events())
 
     asyncio.run(inside())
-    assert client.ls()["jobs"] == []
+    assert client.ls().jobs == []
 
 
 def test_an_interrupted_call_is_ended_in_the_loop_too() -> None:
@@ -272,8 +273,8 @@ def test_an_alarm_ends_a_run_and_leaves_no_follower(client: Client) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(TimeoutError, match="the alarm"):
-            client.run(["hang"], driver="noop", timeout="30s")
-        assert not client._twin._stories.followers
+            client.run(["hang"], driver="noop", wait="30s")
+        assert not client._twin._wire._stories.followers
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -305,7 +306,7 @@ def test_a_forks_child_leaves_the_block_in_peace(client: Client) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert client.ls()["jobs"] == []  # the parent's goes on
+    assert client.ls().jobs == []  # the parent's goes on
 
 
 WITHOUT_DESCRIPTORS = """
@@ -322,7 +323,7 @@ except OSError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 with client:
-    print(client.ls()["jobs"], threading.active_count())
+    print(client.ls().jobs, threading.active_count())
 """
 
 

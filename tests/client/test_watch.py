@@ -12,10 +12,10 @@ import pytest
 
 from moorage.cli.jobs.progress import Progress
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
-from moorage.client.follow import stories
+from moorage.client.follow import follower
+from moorage.client.follow.follower import CROWD
+from moorage.client.follow.follower import Following as Follows
 from moorage.client.follow.output import Piece
-from moorage.client.follow.stories import CROWD
-from moorage.client.follow.stories import Following as Follows
 from moorage.client.follow.watch import Watch
 from moorage.client.request_builder import build_request
 from moorage.schemas.codec import encode
@@ -82,8 +82,8 @@ async def test_a_wait_that_is_cancelled_as_it_begins_leaves_nothing_behind(
                 waiting.cancel()
                 await asyncio.wait([waiting])
                 assert waiting.cancelled()
-                assert len(client._stories.followers) == others, turns
-        assert not client._stories.followers
+                assert len(client._wire._stories.followers) == others, turns
+        assert not client._wire._stories.followers
 
 
 async def test_doubles_and_stragglers_are_dropped(nats_url: str, unique: str) -> None:
@@ -222,20 +222,6 @@ async def test_what_the_tenants_frames_told_alone_is_told_to_who_follows_it(nats
         assert len(scheduler.asked) == 1
 
 
-async def test_events_for_the_tenant_alone_are_heard(nats_url: str, unique: str) -> None:
-    request = {"events": "tenant", "run": {"driver": "noop"}}
-    first = shown("j", "QUEUED", change(1, "ACCEPTED"), request=request)
-    async with follow(nats_url, unique, first) as (scheduler, following):
-        await following.revisions()
-        news = asyncio.create_task(following.revisions())
-        await until(lambda: len(scheduler.asked) == 2, what="looked again after it listened to the tenant")
-        await scheduler.say_to_tenant(
-            scheduler.event("other", "QUEUED", change(2)), scheduler.event("j", "SUCCEEDED", change(2, "SUCCEEDED"))
-        )
-        assert await news == ("SUCCEEDED", [2])
-        await following.ends()
-
-
 async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(nats_url: str, unique: str) -> None:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1)))
@@ -248,7 +234,7 @@ async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(nats_url:
 async def test_a_wait_ends_by_its_timeout_though_a_question_gets_no_answer(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stories, "FIRST_ANSWER_S", 0.1)
+    monkeypatch.setattr(follower, "FIRST_ANSWER_S", 0.1)
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(None)
         with pytest.raises(TimedOut) as late:
@@ -289,7 +275,7 @@ async def test_late_output_is_waited_for_whatever_the_clock_of_this_host_says(na
         assert await following.revisions() == ("SUCCEEDED", [1, 2])
         for stream in ("out", "err"):
             frame = Output(1, stream, 0, "late", end=True, next=4)
-            await scheduler.say_raw(following.client.subjects.log(unique, "j", 0), encode(frame))
+            await scheduler.say_raw(following.client._wire.subjects.log(unique, "j", 0), encode(frame))
         assert [item.text async for item in following.rest() if isinstance(item, Piece)] == ["late", "late"]
 
 
@@ -329,7 +315,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         for events in ("job", "tenant"):
             request = client.request(["x"], key="j", fields={"driver": "noop", "events": events})
-            async with Watch(Follows(client._stories, "j", to_submit=request)) as watch:
+            async with Watch(Follows(client._wire._stories, "j", to_submit=request)) as watch:
                 following = Following(watch, client)
                 story = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
                 for changes in story:
@@ -343,7 +329,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
         assert scheduler.asked == []
         scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
         again = client.request(["x"], key="j")
-        async with Watch(Follows(client._stories, "j", to_submit=again)) as watch:
+        async with Watch(Follows(client._wire._stories, "j", to_submit=again)) as watch:
             following = Following(watch, client)
             await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
             assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
@@ -378,7 +364,7 @@ async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: 
 async def test_a_frame_of_the_tenant_that_cannot_be_read_makes_the_crowd_ask(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 600.0)  # silence would make it ask, too
+    monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 600.0)  # silence would make it ask, too
     before, after = shown("j", "QUEUED", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
     async with (
         follow(nats_url, unique, before, before, after) as (scheduler, alone),
@@ -399,7 +385,7 @@ async def test_the_last_of_a_crowd_hears_the_tenant_no_more(nats_url: str, uniqu
     async with AsyncClient(nats_url, tenant=unique) as client, contextlib.AsyncExitStack() as opened:
         for _ in range(CROWD):
             await opened.enter_async_context(client.watch("other"))
-        feed = client._stories.feed
+        feed = client._wire._stories.feed
         for _ in range(2):  # again after the last has left
             async with client.watch("j"), client.watch("k"):
                 assert feed._subscription is not None
@@ -410,14 +396,14 @@ async def test_what_is_run_has_no_subject_of_its_own_unless_it_says_so(nats_url:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will("submit", Accepted("j", 9, "QUEUED"))
         running = [
-            asyncio.create_task(client.run(["x"], key=f"j{number}", driver="noop", timeout="20s"))
+            asyncio.create_task(client.run(["x"], key=f"j{number}", driver="noop", wait="20s"))
             for number in range(CROWD)
         ]
-        chosen = asyncio.create_task(client.run(["x"], key="chosen", driver="noop", timeout="20s", events="job"))
+        chosen = asyncio.create_task(client.run(["x"], key="chosen", driver="noop", wait="20s", events="job"))
         await until(lambda: len(scheduler.asked) == CROWD + 1, what="all are submitted")
         said = {request["job"]: request.get("events", "job") for _, request in scheduler.asked}
         assert said == {**dict.fromkeys((f"j{number}" for number in range(CROWD)), "tenant"), "chosen": "job"}
-        link: Any = client.link
+        link: Any = client._wire.link
         heard = [each.subject for each in link._subscriptions if ".log." not in each.subject]
         subjects = scheduler.subjects
         assert heard[-2:] == [subjects.events(unique), subjects.event(unique, "chosen")]
@@ -442,16 +428,16 @@ async def test_the_end_of_the_output_is_waited_for_where_the_driver_tells_that_i
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1), **OWN, **can))
         for _ in range(2):  # the second time the driver is known
-            async with Watch(Follows(client._stories, "j", to_submit=submitted), output=True) as watch:
+            async with Watch(Follows(client._wire._stories, "j", to_submit=submitted), output=True) as watch:
                 following = Following(watch, client)
                 await scheduler.say("j", "RUNNING", change(1))
                 assert await following.revisions() == ("RUNNING", [1])
-                assert client._stories.drivers.can(watch.driver).ends_streams == (told is not None)
+                assert client._wire._stories.drivers.can(watch.driver).ends_streams == (told is not None)
                 await scheduler.say("j", "SUCCEEDED", change(2, "SUCCEEDED"))
                 assert await following.revisions() == ("SUCCEEDED", [2])
                 for stream in ("out", "err"):
                     frame = Output(1, stream, 0, "late", end=True, next=4)
-                    await scheduler.say_raw(client.subjects.log(unique, "j", 0), encode(frame))
+                    await scheduler.say_raw(client._wire.subjects.log(unique, "j", 0), encode(frame))
                 heard = [item.text async for item in following.rest() if isinstance(item, Piece)]
                 assert told is None or heard == ["late", "late"]
         assert [verb for verb, _ in scheduler.asked] == ["show"] * (1 if told is not None else 2)
@@ -500,12 +486,12 @@ async def test_what_waits_for_readers_is_bounded_in_bytes_for_a_whole_client(nat
             readers = [Following(one, client), Following(other, client)]
             for reader in readers:
                 await reader.revisions()
-            budget = client._stories.budget
+            budget = client._wire._stories.budget
             whole = budget.left
             budget.left = 30_000
             for at in range(20):
                 frame = Output(1, "out", at * 2000, "x" * 2000, next=at * 2000 + 2000)
-                await scheduler.say_raw(client.subjects.log(unique, "j", 0), encode(frame))
+                await scheduler.say_raw(client._wire.subjects.log(unique, "j", 0), encode(frame))
             await until(
                 lambda: one.lost + other.lost == 2 * 20 - 30_000 // 2512, what="the rest is refused, and counted"
             )
@@ -513,7 +499,7 @@ async def test_what_waits_for_readers_is_bounded_in_bytes_for_a_whole_client(nat
             await scheduler.say("j", "RUNNING", change(1), change(2))
             await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))
             for frame in (Output(1, stream, 0, "", end=True) for stream in ("out", "err")):
-                await scheduler.say_raw(client.subjects.log(unique, "j", 0), encode(frame))
+                await scheduler.say_raw(client._wire.subjects.log(unique, "j", 0), encode(frame))
             scheduler.will_show(shown("j", "SUCCEEDED", change(1), change(2), change(3, "SUCCEEDED"), request=request))
             for reader in readers:
                 events = [item async for item in reader.rest() if isinstance(item, Event)]

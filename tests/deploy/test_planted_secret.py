@@ -87,8 +87,8 @@ async def test_a_planted_secret_is_in_the_jobs_environment_and_nowhere_else() ->
         for told in (job, failed):
             assert not holds_it(str(await told.show()).encode())
         assert not holds_it(str([row async for row in job.logs(follow=False)]).encode())
-        await ana.fleet()
-        await ana.audit()
+        await ana.fleet.show()
+        await ana.fleet.audit()
         # the agent is killed and takes it up again; the leader is killed and another folds the ledger
         await made.restart("worker")
         await made.restart("scheduler")

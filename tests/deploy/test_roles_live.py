@@ -156,13 +156,13 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str, monkeypatc
         hold = (await ana.admin.hold(held.id, why="test")).hold
         assert hold is not None
         assert (hold.by, hold.said) == ("operator:ana", "mallory")
-        assert (await ana.job(held.id).show())["state"] == "QUEUED"
+        assert (await ana.job(held.id).show()).state == "QUEUED"
         assert [row.tenant for row in await ana.admin.tenants()] == ["acme"]
-        assert (await ana.fleet())["workers"][0]["worker"] == "w1"
+        assert (await ana.fleet.show()).workers[0].worker == "w1"
         # and may not hand in, nor may a tenant be operator or another tenant
         with pytest.raises(NotPermitted):
             await ana.submit(["true"], key="not-mine")
-        for asked in (acme.fleet(), acme.admin.drop(1), acme.admin.hold("held"), acme.audit()):
+        for asked in (acme.fleet.show(), acme.admin.drop(1), acme.admin.hold("held"), acme.fleet.audit()):
             with pytest.raises(NotPermitted):
                 await asked
         async with made.client("submitter.acme", "beta") as spy:
@@ -174,7 +174,7 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str, monkeypatc
             assert b'"seq"' in answer.data
 
             async def is_read() -> bool:
-                return "from-the-queue" in [row["job"] for row in (await acme.ls())["jobs"]]
+                return "from-the-queue" in [row.job for row in (await acme.ls()).jobs]
 
             await until(is_read, ANSWER_S, "the queued request")
             assert (await acme.job("from-the-queue").result()).state == "SUCCEEDED"
@@ -272,7 +272,7 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
             await bender.send([(SUBJECTS.api("acme", "show"), b'{"job": "known"}', "_INBOX.operator.ana.x.1")])
             await settled(bender)
             # answered behind all of it, in the same tick or a later one
-            assert (await acme.job("known").show())["state"] == "QUEUED"
+            assert (await acme.job("known").show()).state == "QUEUED"
         await settled(witness)
         marks = (b'"answer"', b'"error"', b'"accepted"', b'"stream"', b"answer", b"accepted")
         bent = [
@@ -282,10 +282,10 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
             and b'"kind":"history"' not in delivery.data and b'"kind":"dead-letter"' not in delivery.data
         ]  # fmt: skip
         assert not bent, bent
-        assert (await beta.job("known").show())["state"] == "QUEUED"
+        assert (await beta.job("known").show()).state == "QUEUED"
 
         async def worker_is_up() -> bool:
-            return [row["state"] for row in (await ana.fleet())["workers"]] == ["up"]
+            return [row.state for row in (await ana.fleet.show()).workers] == ["up"]
 
         await until(worker_is_up, ANSWER_S, "the worker, which heard nothing that it would mind")
         async with await made.site.connect("scheduler.main") as own:
@@ -313,13 +313,13 @@ async def test_a_job_is_of_the_tenant_of_its_subject_whatever_its_body_says() ->
                 answer = await ask(connection, SUBJECTS.api("acme", verb), {"job": "betas", "tenant": "beta"})
                 assert "betas" not in str(answer.get("data", "")), (verb, answer)
             answer = await ask(connection, SUBJECTS.api("acme", "cancel"), {"job": "betas", "tenant": "beta"})
-            assert (await beta.job("betas").show())["state"] == "QUEUED"
+            assert (await beta.job("betas").show()).state == "QUEUED"
             labelled = request("mine", labels={"tenant": "beta"}, run={"env": {"MOORAGE_TENANT": "beta"}})
             labelled["run"]["argv"] = ["sh", "-c", "test $MOORAGE_TENANT = acme"]
             answer = await ask(connection, SUBJECTS.api("acme", "submit"), labelled)
             assert answer["kind"] == "accepted", answer
         assert (await acme.job("mine").result()).state == "SUCCEEDED"
-        assert {row["job"] for row in (await beta.ls())["jobs"]} == {"betas"}
+        assert {row.job for row in (await beta.ls()).jobs} == {"betas"}
         with pytest.raises(Rejected):
             await acme.submit({"run": {"argv": ["true"]}, "tenant": "beta"})
 
@@ -337,7 +337,7 @@ async def test_a_tenant_that_comes_later_is_served_after_the_reloads_that_the_pa
             await made.site.reload()
         async with made.client("submitter.late", "late") as late:
             assert (await late.submit(["true"], gpu="1xT4")).accepted is not None
-        assert (await acme.ls())["jobs"] == []
+        assert (await acme.ls()).jobs == []
 
 
 #: what the doctor warns of with whose key: who runs the servers is to look for it there, and no tenant is named here

@@ -26,10 +26,10 @@ async def test_a_key_is_changed_by_deleting_its_file_and_its_thief_is_cut_off(tm
         job = await acme.submit(["sleep", "600"], gpu="1xT4", key="kept")
 
         async def runs() -> bool:
-            return bool((await job.show())["state"] == "RUNNING")
+            return bool((await job.show()).state == "RUNNING")
 
         await until(runs, ANSWER_S, "it runs")
-        before = (await job.show())["rev"]
+        before = (await job.show()).rev
         stolen = tmp_path / "stolen.nk"
         shutil.copy(site.folder / "keys" / "worker.w1.nk", stolen)
         theirs = msgspec.structs.replace(site.context("worker.w1"), nkey=str(stolen))
@@ -43,7 +43,7 @@ async def test_a_key_is_changed_by_deleting_its_file_and_its_thief_is_cut_off(tm
             await connect(theirs, "the thief again")
         # the worker finds its new key where the old one was; what it runs goes on
         await until(lambda: "again after" in made.words(), ANSWER_S, "the worker is back")
-        assert (await job.show())["rev"] == before
+        assert (await job.show()).rev == before
         await job.cancel("over")
         assert (await acme.wait([job]))[0].state == "CANCELLED"
 
@@ -95,6 +95,6 @@ async def test_who_follows_a_job_with_a_key_that_is_taken_away_is_told_and_ends(
 
 async def _runs(client: AsyncClient, job: str) -> bool:
     try:
-        return bool((await client.job(job).show())["state"] == "RUNNING")
+        return bool((await client.job(job).show()).state == "RUNNING")
     except NotFound:
         return False

@@ -48,8 +48,8 @@ async def leave_nothing(fleet: Node) -> None:
     """End what a page left running, and wait until its GPUs are free again."""
     for tenant in ("default", "vision", "sandbox"):
         async with AsyncClient(fleet.url, tenant=tenant) as client:
-            rows = (await client.ls(["QUEUED", "PLACED", "CLAIMED", "RUNNING"], 1000))["jobs"]
-            jobs = [client.job(row["job"]) for row in rows]
+            rows = (await client.ls(["QUEUED", "PLACED", "CLAIMED", "RUNNING"], 1000)).jobs
+            jobs = [client.job(row.job) for row in rows]
             for job in jobs:
                 await job.cancel("the page is read")
             await client.wait(jobs, "120s")

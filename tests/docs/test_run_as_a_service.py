@@ -155,12 +155,12 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
             job = await acme.submit(["sleep", "600"], key="kept")
 
             async def runs() -> bool:
-                return bool((await job.show())["state"] == "RUNNING")
+                return bool((await job.show()).state == "RUNNING")
 
             await until(runs, ANSWER_S, "it runs")
-            before = (await job.show())["rev"]
+            before = (await job.show()).rev
             os.kill(pids[-1], signal.SIGTERM)  # as KillMode=process does: the agent and nobody else
             await (await service(worker)).until("joined as n01")
-            assert (await job.show())["rev"] == before
+            assert (await job.show()).rev == before
             await job.cancel("over")
             assert (await acme.wait([job]))[0].state == "CANCELLED"

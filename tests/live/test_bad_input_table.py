@@ -84,7 +84,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
     "no GPU at all": submitted("invalid-argument", 2, job(gpu={"count": 0}), "$.gpu.count"),
     "an unknown field": submitted("invalid-argument", 2, job(prioritie=7), "the nearest field is priority"),
     "an unknown verb": Mistake(
-        "unknown-verb", 2, ("sbmit", {}), lambda m: m.read("sbmit", {}), ["sbmit"], says="submit"
+        "unknown-verb", 2, ("sbmit", {}), lambda m: m._wire.read("sbmit", {}), ["sbmit"], says="submit"
     ),
     "a bad job id": submitted("invalid-argument", 2, job(job="a.b"), "$.job"),
     "a bad tenant": Mistake(
@@ -99,14 +99,14 @@ MISTAKES: Final[dict[str, Mistake]] = {
         "invalid-argument", 2, ("ls", {"limit": 0}), lambda m: m.ls(limit=0), ["ls", "--limit", "0"], says="1..1000"
     ),
     "a field that a question does not have": Mistake(
-        "invalid-argument", 2, ("usage", {"from_ms": 1}), lambda m: m.read("usage", {"from_ms": 1}), [], says="since_s"
+        "invalid-argument", 2, ("usage", {"from_ms": 1}), lambda m: m._wire.read("usage", {"from_ms": 1}), [], says="since_s"
     ),
     "a field that a cancel does not have": Mistake(  # else it would cancel the whole job
         "invalid-argument", 2, ("cancel", {"job": "a", "replica": 3}),
-        lambda m: m.read("cancel", {"job": "a", "replica": 3}), [], says="replica",
+        lambda m: m._wire.read("cancel", {"job": "a", "replica": 3}), [], says="replica",
     ),
     "a field that an operator's question does not have": Mistake(
-        "invalid-argument", 2, ("admin.fleet", {"wroker": "a"}), lambda m: m.operate("fleet", {"wroker": "a"}), [],
+        "invalid-argument", 2, ("admin.fleet", {"wroker": "a"}), lambda m: m._wire.operate("fleet", {"wroker": "a"}), [],
         says="worker",
     ),
     "no JSON": Mistake(
@@ -125,7 +125,8 @@ MISTAKES: Final[dict[str, Mistake]] = {
         says="moorage ls",
     ),
     "no worker of that name": Mistake(
-        "not-found", 3, ("admin.drain", {"worker": "sim-000O"}), lambda m: m.drain("sim-000O"), ["drain", "sim-000O"],
+        "not-found", 3, ("admin.drain", {"worker": "sim-000O"}),
+        lambda m: m.fleet.drain("sim-000O"), ["drain", "sim-000O"],
         says="sim-0000 has",
     ),
     "an unknown model": submitted(
@@ -135,7 +136,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
 
 
 async def _other_tenant(client: AsyncClient, tenant: str) -> None:
-    AsyncClient(client.context, tenant=tenant)
+    AsyncClient(client._wire.context, tenant=tenant)
 
 
 class Table:

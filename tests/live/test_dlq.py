@@ -98,7 +98,7 @@ async def test_resent_twice_is_one_job_and_an_id_made_by_the_queue_is_kept(nats_
             jobs = [each["answer"]["job"] for each in both if isinstance(each, dict)]
             assert set(jobs) == {f"q{nameless}"}
             assert all(isinstance(each, dict | NotFound) or "no message" in str(each).lower() for each in both), both
-            assert sum(row["job"] == f"q{nameless}" for row in (await ana.ls())["jobs"]) == 1
+            assert sum(row.job == f"q{nameless}" for row in (await ana.ls()).jobs) == 1
 
 
 @pytest.mark.slow

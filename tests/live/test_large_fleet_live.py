@@ -39,6 +39,6 @@ async def test_a_fleet_that_is_larger_than_a_message_is_told_whole(nats_server: 
         assert (await acme.admin("fleet", {"after": 3}))["field"] == "$.after"
 
         async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout=ANSWER_S) as client:
-            whole = await client.fleet()  # the SDK puts them together
-            assert [row["worker"] for row in whole["workers"]] == ids
-            assert "next" not in whole
+            whole = await client.fleet.show()  # the SDK puts them together
+            assert [row.worker for row in whole.workers] == ids
+            assert "next" not in whole.data

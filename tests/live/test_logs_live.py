@@ -103,7 +103,7 @@ async def test_a_finished_jobs_output_is_there_in_pages(nats_server: EmbeddedSer
                 await client.job("text").result()
             assert failed.value.log_tail.splitlines()[-2:] == ["40000", "problem"]
             shown = await client.job("text").show()
-            assert shown["kept"]["output_ms"]["w1"] == pytest.approx(shown["kept"]["job_ms"], abs=60_000)
+            assert shown.kept["output_ms"]["w1"] == pytest.approx(shown.kept["job_ms"], abs=60_000)
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ async def test_cleared_output_says_by_which_setting_and_running_output_stays(
         page = (await one.api("logs", {"job": "runs", "limit": PAGE}))["data"]
         assert raw(page) == numbers
         following = asyncio.create_task(joined(client.job("runs").logs()))
-        await until(lambda: bool(client._stories.followers), what="it is followed")
+        await until(lambda: bool(client._wire._stories.followers), what="it is followed")
         go.touch()
         assert (await following)["out"] == numbers + b"end\n"
 

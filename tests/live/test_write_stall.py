@@ -52,7 +52,7 @@ async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server:
                 assert scheduler.words().count("the ledger is full") == 1, "told once, and not at every try"
                 refused = msgspec.json.decode((await acme.nc.request(submit, _body("refused"), timeout=ANSWER_S)).data)
                 assert (refused["code"], refused["retry_after_s"]) == ("not-leading", 1.0)
-                asked = client.submit(["true"], key="meanwhile"), client.ls(), client.fleet()
+                asked = client.submit(["true"], key="meanwhile"), client.ls(), client.fleet.show()
                 for told in await asyncio.gather(*asked, return_exceptions=True):
                     assert isinstance(told, NoScheduler)
                     assert told.code == "not-leading"

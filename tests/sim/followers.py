@@ -108,7 +108,7 @@ class Followers:
         await asyncio.sleep(self._rng.choice((0.0, 0.0, 1.0, 30.0)))
         revs, states = list[int](), list[str]()
         try:
-            async for event in self._clients[tenant].job(job).events(timeout=HEARS_S_MAX):
+            async for event in self._clients[tenant].job(job).events(wait=HEARS_S_MAX):
                 revs += [change.rev for change in event.changes]
                 states.append(event.state)
                 if restores == self.restores and revs != list(range(1, len(revs) + 1)):
@@ -135,7 +135,7 @@ class Followers:
                 continue
             if restores != self.restores:
                 return
-            told = shown.get("rev", seen[0] + 1), shown["state"]  # of some that left memory the state alone is known
+            told = shown.rev or seen[0] + 1, shown.state  # of some that left memory the state alone is known
             if told[0] < seen[0] or (told[0] == seen[0] and told[1] != seen[1]):
                 self._judge.violated(f"{tenant}/{job} was shown as {seen}, and then as {told}")
             seen = told

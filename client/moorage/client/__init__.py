@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
+    from moorage.client.answers import (
+        Explanation,
+        Fits,
+        FleetInfo,
+        JobInfo,
+        JobList,
+        JobRow,
+        Plan,
+        ReplicaInfo,
+        WorkerInfo,
+    )
     from moorage.client.client import AsyncClient
     from moorage.client.errors import (
         BadContext,
@@ -29,13 +40,13 @@ if TYPE_CHECKING:
         Unreachable,
     )
     from moorage.client.follow.output import Piece
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
     from moorage.client.job import Job
     from moorage.client.lease import Lease
-    from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step
+    from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step, Submitted
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
@@ -55,11 +66,17 @@ __all__ = [
     "Ended",
     "Ending",
     "Event",
+    "Explanation",
+    "Fits",
+    "FleetInfo",
     "Frozen",
     "Gpu",
     "GpuSpec",
     "Job",
     "JobFailed",
+    "JobInfo",
+    "JobList",
+    "JobRow",
     "Lease",
     "NoAgent",
     "NoOutput",
@@ -69,10 +86,12 @@ __all__ = [
     "Overloaded",
     "Piece",
     "Placed",
+    "Plan",
     "Progress",
     "QueueFull",
     "Queued",
     "Rejected",
+    "ReplicaInfo",
     "Request",
     "Resources",
     "Result",
@@ -81,15 +100,28 @@ __all__ = [
     "Secret",
     "Share",
     "Step",
+    "Submitted",
     "SyncJob",
     "SyncLease",
     "SyncWatch",
     "TimedOut",
     "Unreachable",
     "Watch",
+    "WorkerInfo",
 ]
 
 _HOME: Final = {
+    "moorage.client.answers": (
+        "Explanation",
+        "Fits",
+        "FleetInfo",
+        "JobInfo",
+        "JobList",
+        "JobRow",
+        "Plan",
+        "ReplicaInfo",
+        "WorkerInfo",
+    ),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.errors": (
         "BadContext",
@@ -110,11 +142,21 @@ _HOME: Final = {
     ),
     "moorage.client.handlers": ("Progress",),
     "moorage.client.follow.output": ("Piece",),
-    "moorage.client.follow.result": ("Result",),
+    "moorage.client.follow.story": ("Result",),
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),
     "moorage.client.lease": ("Lease",),
-    "moorage.client.steps": ("Claimed", "Ended", "Ending", "Frozen", "Placed", "Queued", "Running", "Step"),
+    "moorage.client.steps": (
+        "Claimed",
+        "Ended",
+        "Ending",
+        "Frozen",
+        "Placed",
+        "Queued",
+        "Running",
+        "Step",
+        "Submitted",
+    ),
     "moorage.client.sync": ("Client", "SyncJob", "SyncLease", "SyncWatch"),
     "moorage.client.gpus": ("Gpu",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),

@@ -8,30 +8,39 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
 
-from moorage.client.asking import decode_accepted, decode_batch, decode_flag
+from moorage.client.asking import decode_accepted, decode_batch
 from moorage.client.batches import frames_of
-from moorage.client.connected import Connected, data_of
+from moorage.client.connected import (
+    CONNECT_TIMEOUT_S_DEFAULT,
+    TIMEOUT_S_DEFAULT,
+    WAIT_S_DEFAULT,
+    Connected,
+)
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.login import who
 from moorage.client.request_builder import COMMAND, RequestBuilder, What
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
+from moorage.schemas.frames import Accepted, Answer, Event
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.names import JOB, is_files, is_job
+from moorage.schemas.subjects import PREFIX_DEFAULT
 
 if TYPE_CHECKING:
+    from moorage.bus.contexts import Context
     from moorage.client.admin import Admin
-    from moorage.client.follow.result import Result
+    from moorage.client.answers import JobList, Plan
+    from moorage.client.fleet import Fleet
+    from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.job import Job
     from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
+    from moorage.client.transport import ClientTransport
 
 # Modules that follow jobs are imported by the methods that need them: a command that only submits starts faster.
 
@@ -53,8 +62,8 @@ def _job_class() -> type[Job]:
 
 @functools.cache
 def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
-    """Return `follow.run.run`. Cached for the same reason."""
-    from moorage.client.follow.run import run
+    """Return `follow.watch.run`. Cached for the same reason."""
+    from moorage.client.follow.watch import run
 
     return run
 
@@ -66,16 +75,72 @@ def _says_events(what: What) -> bool:
     return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)
 
 
-class AsyncClient(Connected):
+class AsyncClient:
     """A client of moorage: `async with AsyncClient() as moorage: …`. Use it from one event loop.
 
     `target` is a URL or the name of a nats context. Without it the client takes NATS_CONTEXT, the selected context,
     NATS_URL, or the `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds
-    the wait for each answer, retries included. `connect_timeout` bounds the first connection. `wait_timeout` is the
-    default timeout of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`. `on_wait` is called before
-    each retry of a request. `transport` replaces NATS, as `SimFleet` does in tests; it excludes `target`. A method that
-    gets an unknown keyword raises TypeError.
+    the wait for each answer, retries included. `connect_timeout` bounds the first connection. `wait` is the default of
+    the argument `wait` of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`: how long the caller waits.
+    `on_wait` is called before each retry of a request. `transport` replaces NATS, as `SimFleet` does in tests; it
+    excludes `target`. A method that gets an unknown keyword raises TypeError.
     """
+
+    def __init__(
+        self,
+        target: Context | str | None = None,
+        *,
+        tenant: str | None = None,
+        prefix: str = PREFIX_DEFAULT,
+        timeout: Duration = TIMEOUT_S_DEFAULT,
+        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
+        wait: Duration = WAIT_S_DEFAULT,
+        name: str = "moorage client",
+        on_wait: Callable[[], None] | None = None,
+        transport: ClientTransport | None = None,
+    ) -> None:
+        self._wire = Connected(
+            target,
+            tenant=tenant,
+            prefix=prefix,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            wait=wait,
+            name=name,
+            on_wait=on_wait,
+            transport=transport,
+        )
+        self.tenant = self._wire.tenant
+        self._requests = RequestBuilder()
+        self._logs_warnings = True  # of submits; the command prints them itself
+
+    def __repr__(self) -> str:
+        return repr(self._wire).replace("Connected", type(self).__name__, 1)
+
+    def _repr_html_(self) -> str:
+        from moorage.client.html import table
+
+        return table("moorage client", {"server": self._wire.where or "not connected", "tenant": self.tenant})
+
+    def __reduce__(self) -> NoReturn:
+        self._wire.__reduce__()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if the client is open, or is
+        closed meanwhile."""
+        await self._wire.open()
+
+    async def close(self) -> None:
+        """Close the connection; jobs go on. Calls that still wait for a job or for events raise RuntimeError or
+        `ConnectionClosed`, and an `open` that still connects raises RuntimeError."""
+        await self._wire.close()
 
     # ------------------------------------------------------------------------------------------------------- jobs
 
@@ -96,9 +161,10 @@ class AsyncClient(Connected):
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         job, request, body = self._requests.prepared(what, gpu, key, fields)
-        story = None if self._following is None else self._following.feed.expect(job)
-        accepted = await self._request(self._submit_subject, body, decode_accepted)
-        return _job_class()(self, accepted.job, accepted, request, story)
+        story = None if self._wire._following is None else self._wire._following.feed.expect(job)
+        accepted = await self._wire._request(self._wire._submit_subject, body, decode_accepted)
+        self._log_warnings(accepted)
+        return _job_class()(self._wire, accepted.job, accepted, request, story)
 
     async def submit_handler(
         self,
@@ -119,37 +185,41 @@ class AsyncClient(Connected):
 
         fields.setdefault("events", "tenant")
         request = handler_request(name, input, gpu, key, fields)
-        story = self._expect(request.job)
-        accepted = await self._ask("submit", encode(request), decode_accepted)
-        return _job_class()(self, accepted.job, accepted, request, story)
+        story = self._wire._expect(request.job)
+        accepted = await self._wire._ask("submit", encode(request), decode_accepted)
+        self._log_warnings(accepted)
+        return _job_class()(self._wire, accepted.job, accepted, request, story)
 
     async def run(
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
         key: str | None = None,
-        timeout: Duration | None = None,
+        wait: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`.
 
         Output that was lost on the way is read again from the worker, as long as the worker keeps it. `lost_bytes`
         is the number of bytes that are still missing. Only the last 16 MiB of each stream of each replica are kept, and
-        of all runs of this client 192 MiB: beyond that, the beginning of the longest stream goes. `timeout` defaults to
-        `wait_timeout`. The job goes on if the timeout passes or this call is cancelled. For the first 5 seconds, and
-        until the job ends if the request does not set `events`, the client may receive the events of all jobs of the
-        tenant. Raises `JobFailed` unless the job SUCCEEDED (its `result` has the output, too), `TimedOut`, and what
-        `submit` raises.
+        of all runs of this client 192 MiB: beyond that, the beginning of the longest stream goes. `wait` is how long
+        this call waits, by default the client's `wait`; the job goes on if that passes or this call is cancelled.
+        `limit` is how long an attempt may run. For the first 5 seconds, and until the job ends if the request does not
+        set `events`, the client may receive the events of all jobs of the tenant. Raises `JobFailed` unless the job
+        SUCCEEDED (its `result` has the output, too), `TimedOut`, and what `submit` raises.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
-        timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
-        stories = self._stories
+        timeout_s = self._wire.wait_s if wait is None else seconds(wait)
+        stories = self._wire._stories
         await stories.feed.linger()
         if (stories.feed.lingers or (stories.is_crowded and not stories.feed.is_refused)) and not _says_events(what):
             fields.setdefault("events", "tenant")
         job, request, body = self._requests.prepared(what, gpu, key, fields)
-        submit = functools.partial(self._ask, "submit", body, decode_accepted)
+
+        async def submit() -> None:
+            self._log_warnings(await self._wire._ask("submit", body, decode_accepted))
+
         return await _run()(stories, job, request, submit, timeout_s)
 
     async def submit_many(
@@ -174,7 +244,7 @@ class AsyncClient(Connected):
                     raise
                 built.append(of_batch(error.problem, at))
         sent = [(request, body) for one in built if not isinstance(one, Problem) for request, body in (one,)]
-        stories = [self._expect(request.job) for request, _ in sent]
+        stories = [self._wire._expect(request.job) for request, _ in sent]
         answered = zip(sent, await self._answers_to([body for _, body in sent]), stories, strict=True)
         jobs: list[Job | None] = []
         problems: dict[int, Problem] = {}
@@ -187,7 +257,8 @@ class AsyncClient(Connected):
                 problems[at] = answer
                 jobs.append(None)
             else:
-                jobs.append(_job_class()(self, answer.job, answer, request, story))
+                self._log_warnings(answer)
+                jobs.append(_job_class()(self._wire, answer.job, answer, request, story))
         if problems:
             raise BatchRejected(jobs, problems)
         return [job for job in jobs if job is not None]
@@ -205,17 +276,21 @@ class AsyncClient(Connected):
             return files
         from moorage.client.sending import send
 
-        sent = await send(self, files)
+        sent = await send(self._wire, files)
         for warning in sent.warnings:
             log.warning("%s", warning)
         return sent.address
+
+    def _log_warnings(self, accepted: Accepted) -> None:
+        for warning in accepted.warnings if self._logs_warnings else ():
+            log.warning("job %s: %s", accepted.job, warning)
 
     async def _answers_to(self, bodies: list[bytes]) -> list[Accepted | Problem]:
         """Send these requests in as few frames as the bounds allow, and return the answers in the order of requests."""
         answers: list[Accepted | Problem] = []
         frames = frames_of(bodies)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
-            asked = (self._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
+            asked = (self._wire._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
             for part in await asyncio.gather(*asked):
                 answers += part
         return answers
@@ -244,7 +319,7 @@ class AsyncClient(Connected):
                 allowed=JOB.pattern,
                 next="moorage ls",
             )
-        return _job_class()(self, id)
+        return _job_class()(self._wire, id)
 
     def watch(
         self,
@@ -263,23 +338,23 @@ class AsyncClient(Connected):
         pieces without text: what the worker does before the start (`note`), and the addresses of a container's ports
         (`ports`). Notes may be lost. Raises `Rejected` for an invalid id.
         """
-        from moorage.client.follow.stories import Following
+        from moorage.client.follow.follower import Following
         from moorage.client.follow.watch import Watch
 
-        following = Following(self._stories, self.job(id).id)
+        following = Following(self._wire._stories, self.job(id).id)
         return Watch(following, output=output, past=past, tail=tail, replica=replica, notes=notes)
 
-    async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
+    async def as_completed(self, jobs: Iterable[Job], wait: Duration | None = None) -> AsyncIterator[Job]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
 
-        One subscription serves all jobs. `timeout` bounds the whole iteration and defaults to `wait_timeout`. Raises
+        One subscription serves all jobs. `wait` bounds the whole iteration and defaults to the client's. Raises
         `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`, and `Rejected` for a job of
         another tenant.
         """
-        from moorage.client.follow.gather import Gathering, handles
+        from moorage.client.follow.follower import Gathering, handles
 
-        timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
-        async with Gathering(self._stories, self._own(handles(jobs, _job_class()))) as gathering:
+        timeout_s = self._wire.wait_s if wait is None else seconds(wait)
+        async with Gathering(self._wire._stories, self._own(handles(jobs, _job_class()))) as gathering:
             async for job in gathering.over(timeout_s):
                 yield job
 
@@ -296,28 +371,28 @@ class AsyncClient(Connected):
                 )
             yield job
 
-    async def gather(self, *jobs: Job, timeout: Duration | None = None) -> list[Result]:
+    async def gather(self, *jobs: Job, wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given.
 
         Raises `JobFailed` without the job's output as soon as one job did not succeed (the others go on; `wait` returns
         failures as results), and what `as_completed` and `Job.result` raise.
         """
         results: dict[str, Result] = {}
-        async for job in self.as_completed(jobs, timeout):
+        async for job in self.as_completed(jobs, wait):
             results[job.id] = await job.result()
         return [results[job.id] for job in jobs]
 
-    async def wait(self, jobs: Iterable[Job], timeout: Duration | None = None) -> list[Result]:
+    async def wait(self, jobs: Iterable[Job], wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have ended. Return all results in the order given.
 
         A failed job has a result too. The results lack the return values of handlers; `Job.result` reads these.
-        `timeout` defaults to `wait_timeout`. Raises what `as_completed` raises.
+        `wait` defaults to the client's. Raises what `as_completed` raises.
         """
-        from moorage.client.follow.gather import handles
+        from moorage.client.follow.follower import handles
 
         wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}
-        async for job in self.as_completed(wanted, timeout):
+        async for job in self.as_completed(wanted, wait):
             assert job.known_result is not None
             results[job.id] = job.known_result
         return [results[job.id] for job in wanted]
@@ -330,7 +405,7 @@ class AsyncClient(Connected):
         """
         from moorage.client.follow.listening import tenant_events
 
-        async with contextlib.aclosing(tenant_events(self._stories)) as events:
+        async with contextlib.aclosing(tenant_events(self._wire._stories)) as events:
             async for event in events:
                 yield event
 
@@ -344,24 +419,40 @@ class AsyncClient(Connected):
         quota: Quota | None = None,
         share: Share | None = None,
         **fields: Unpack[Fields],
-    ) -> Answer:
+    ) -> Plan:
         """Return what would happen to a request; nothing is submitted.
 
-        `data["starts"]` of the answer is `now`, `later`, `unknown`, `never` or `refused`; the word `none` without
+        `starts` of the plan is `now`, `later`, `unknown`, `never` or `refused`; the word `none` without
         `what`, or if that is a job already, as one of its warnings then says. It is also `now` if only some replicas
         would start now: `replicas_now` of `replicas`. The plan can assume changes: the workers in `drain` are drained,
         the hosts of `add` (such as `2x8xA100`) exist, tenants are limited to `quota` GPUs (a number for this tenant, or
         numbers by tenant), and tenants have a `share` (a weight, or a weight and guaranteed GPUs). Without `what`, the
         answer says what these changes alone would do. To have a submit accepted only while the plan holds, give it
-        `data["ledger"]` as `if_seq`. Raises what `submit` raises.
+        its `ledger` as `if_seq`. Raises what `submit` raises.
         """
+        from moorage.client.answers import Plan, told
+
+        answer = await self._planned(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields)
+        return told(Plan, answer.data)
+
+    async def _planned(
+        self,
+        what: What | None = None,
+        gpu: GpuSpec | str | int | None = None,
+        *,
+        drain: Sequence[str] = (),
+        add: str | None = None,
+        quota: Quota | None = None,
+        share: Share | None = None,
+        **fields: Unpack[Fields],
+    ) -> Answer:
         from moorage.client.planning import plan_arguments
 
         if what is None and (gpu is not None or fields):
             beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
             raise TypeError(f"{beside} without a request: pass the command or request as the first argument")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
-        return await self.answer("plan", plan_arguments(request, drain, add, quota, share))
+        return await self._wire.answer("plan", plan_arguments(request, drain, add, quota, share))
 
     async def first_possible(self, requests: Sequence[What]) -> Request:
         """Return the first of these requests that some worker could run, now or later, checked and with its job id.
@@ -375,23 +466,25 @@ class AsyncClient(Connected):
 
         if not requests:
             raise rejected("invalid-argument", "no request to choose from", next="name one request or more")
-        return await first_possible(self.plan, [self.request(what) for what in requests])
+        return await first_possible(self._planned, [self.request(what) for what in requests])
 
-    async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
+    async def ls(self, states: Sequence[str] = (), limit: int = 100) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000.
 
         Only jobs in the scheduler's memory are listed and counted. `states` selects `jobs`; empty means all states.
         `counts` has all states. Raises `Rejected`.
         """
+        from moorage.client.answers import JobList, told
+
         wanted = [states] if isinstance(states, str) else list(states)
-        return await self.read("ls", {"states": wanted, "limit": limit})
+        return told(JobList, await self._wire.read("ls", {"states": wanted, "limit": limit}))
 
     def lease(
         self,
         gpu: GpuSpec | str | int = 1,
         *,
         purpose: str = "",
-        timeout: Duration | None = None,
+        wait: Duration | None = None,
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> Lending:
@@ -401,91 +494,34 @@ class AsyncClient(Connected):
         `lease = await moorage.lease("1xL40S")`, and later `await lease.give_back()`.
         The request goes to the host's worker over its UNIX socket, so this client need not be open. The path is
         `socket`, else $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. The call
-        waits for the GPUs in one queue with the jobs that the scheduler places on this host, for at most `timeout`
-        (default `wait_timeout`). The lease ends with the block, when it is given back, or with this process. The worker
+        waits for the GPUs in one queue with the jobs that the scheduler places on this host, for at most `wait`
+        (default: the client's). The lease ends with the block, when it is given back, or with this process. The worker
         may ask for the GPUs: see `lease.asked_back`; `on_asked_back` is called in the event loop. On entering, this
         raises `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU), `TimedOut`.
         """
         from moorage.client.lease import Lending
 
-        if self._transport is not None:
+        if self._wire._transport is not None:
             raise rejected(
                 "failed-precondition",
                 "a simulated fleet lends no GPUs to this process: it has no lease socket",
                 next="for a test, start `moorage worker --simulate 1xL40S` and name its socket",
             )
-        timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
+        timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         return Lending(gpu, purpose, timeout_s, socket, on_asked_back)
 
     # ------------------------------------------------------------------------------------------------- operators
+
+    @property
+    def fleet(self) -> Fleet:
+        """The workers: what they have, whether the ledger is right about them, drain and cordon; see `Fleet`."""
+        from moorage.client.fleet import Fleet
+
+        return Fleet(self._wire)
 
     @property
     def admin(self) -> Admin:
         """The orders of an operator: hold, release, requeue, freeze, priority, limit, share and so on; see `Admin`."""
         from moorage.client.admin import Admin
 
-        return Admin(self)
-
-    async def fleet(self) -> dict[str, Any]:
-        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs.
-
-        `fits_now` has for each model its GPUs, how many are free, and the largest exclusive request that would start
-        now on one host.
-        """
-        return data_of(await self.operate("fleet"))
-
-    async def audit(self) -> dict[str, Any]:
-        """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.
-
-        A difference counts as drift only if two audits, several renewals apart, both show it. `not_looked` names the
-        workers that did not check their devices within 2.5 s.
-        """
-        return data_of(await self.operate("audit"))
-
-    async def drain(
-        self,
-        worker: str,
-        *,
-        within: Duration | None = None,
-        begin: Duration | None = None,
-        last: Duration | None = None,
-        why: str = "",
-    ) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`.
-
-        With `within`, the running jobs get their checkpoint signal, are ended within that time, and start again
-        elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty. `last`
-        is the duration after which the worker opens again on its own. The drain is in the ledger; `uncordon` undoes it.
-        Return the fields of a `Done`; its `changed` is false if the worker was draining already and neither drain has
-        times.
-        """
-        from moorage.client.moments import drain_fields
-
-        arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
-        return await self._request(self._admin_subject("drain"), encode(arguments), decode_flag)
-
-    async def cordon(self, worker: str) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
-
-        Return the fields of a `Done`; its `changed` is false if nothing had to change.
-        """
-        return await self._flag("cordon", worker)
-
-    async def uncordon(self, worker: str) -> dict[str, Any]:
-        """Undo cordon or drain. Raises `NotFound`.
-
-        Return the fields of a `Done`; its `changed` is false if the worker was open.
-        """
-        return await self._flag("uncordon", worker)
-
-    async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
-        arguments = {"worker": worker, "by": who()}
-        return await self._request(self._admin_subject(verb), encode(arguments), decode_flag)
-
-    async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
-        """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
-        from moorage.client.follow.listening import fleet_frames
-
-        async with contextlib.aclosing(fleet_frames(self._stories)) as frames:
-            async for frame in frames:
-                yield frame
+        return Admin(self._wire)

@@ -19,7 +19,6 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import Asking, decode_act, decode_answer
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
-from moorage.client.request_builder import RequestBuilder
 from moorage.client.tenant import find_tenant
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import encode
@@ -30,14 +29,14 @@ from moorage.schemas.roles import operator_of
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
-    from moorage.client.follow.stories import Stories
+    from moorage.client.follow.follower import Stories
     from moorage.client.follow.story import Story
     from moorage.client.transport import ClientTransport, Link
     from moorage.schemas.operate import Act, Done
 
 TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
-WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
+WAIT_S_DEFAULT: Final = 24 * 3600.0
 NOT_OPEN: Final = "the client is not open, or was closed: use it within `with` (an AsyncClient: `async with`)"
 CLOSED_MEANWHILE: Final = "the client was closed while it was opened"
 
@@ -47,7 +46,7 @@ T = TypeVar("T")
 
 
 class Connected:
-    """The connection of a client and its requests. `AsyncClient` adds the public methods."""
+    """The connection of an `AsyncClient`, which has the arguments' meaning, and its requests as on the wire."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Connected:
         prefix: str = PREFIX_DEFAULT,
         timeout: Duration = TIMEOUT_S_DEFAULT,
         connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
-        wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
+        wait: Duration = WAIT_S_DEFAULT,
         name: str = "moorage client",
         on_wait: Callable[[], None] | None = None,
         transport: ClientTransport | None = None,
@@ -76,9 +75,8 @@ class Connected:
         self.subjects = Subjects(prefix)
         self._submit_subject = self.subjects.api(self.tenant, "submit")
         self.timeout_s = seconds(timeout)
-        self.wait_timeout_s = seconds(wait_timeout)
+        self.wait_s = seconds(wait)
         self._following: Stories | None = None
-        self._requests = RequestBuilder()
         self.context: Context | None = None
         self._target = target
         self._transport = transport
@@ -95,6 +93,11 @@ class Connected:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client cannot be sent to another process: open one there, and get the job by client.job(id)")
+
+    @property
+    def where(self) -> str:
+        """The server's name, without secrets; "" before the first connection."""
+        return self._asking.where
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -180,7 +183,7 @@ class Connected:
     def _stories(self) -> Stories:
         """The jobs that this client follows. Raises RuntimeError if the client is not open."""
         if self._following is None:
-            from moorage.client.follow.stories import Stories  # most commands follow no job
+            from moorage.client.follow.follower import Stories  # most commands follow no job
 
             self._opened()
             self._following = Stories(self, None if self._transport is None else self._transport.upkeep)

@@ -6,6 +6,7 @@ of errors that only the SDK can notice are in `CLIENT_CODES`.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
@@ -28,7 +29,7 @@ from moorage.schemas.errors import Details, Fault, MoorageError, Problem, proble
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 
 if TYPE_CHECKING:
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.schemas.job import Request
 
 #: code -> (whose fault, what it means in one sentence)
@@ -158,8 +159,8 @@ class TimedOut(ClientError, TimeoutError):
 class JobFailed(ClientError):
     """The job did not end as SUCCEEDED: see `state` and `exit_code`.
 
-    `log_tail` has the last lines of its output. It is "" if there are none or they were not read: `gather` and a second
-    `Job.result` read none.
+    `log_tail` has the last lines of its output, which a traceback shows as a note. It is "" if there are none or they
+    were not read: `gather` and a second `Job.result` read none.
     """
 
     def __init__(self, result: Result, log_tail: str = "", request: Request | Mapping[str, Any] | None = None) -> None:
@@ -178,6 +179,8 @@ class JobFailed(ClientError):
         super().__init__(problem, fixes)
         self.result = result
         self.log_tail = log_tail
+        if log_tail:
+            self.add_note("its output ends with:\n" + textwrap.indent(log_tail, "  "))
 
     @property
     def state(self) -> str:

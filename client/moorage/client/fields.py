@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
+from moorage.client.durations import Duration
 from moorage.schemas.job import Resources, Secret
 
 #: files and folders that are sent to a job's folder
@@ -22,7 +23,7 @@ class _RunFields(TypedDict, total=False):
     files: Paths
     keep: Sequence[str]
     user: str
-    timeout_s: float
+    limit: Duration
     grace_s: float
     checkpoint_signal: str
     checkpoint_before_s: float
@@ -30,7 +31,7 @@ class _RunFields(TypedDict, total=False):
 
 class Fields(_RunFields, total=False):
     """The keyword arguments of `submit` beside `what`, `gpu` and `key`: fields of a request and of its `run`, as on the
-    wire."""
+    wire. Only `limit` has another name there: it is `timeout_s` of `run`, how long an attempt may run."""
 
     replicas: int
     priority: int

@@ -15,10 +15,9 @@ import msgspec
 from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed, NotFound
 from moorage.client.follow.captured import Tail
+from moorage.client.follow.follower import Following
 from moorage.client.follow.output import Joiner, Piece, newest_attempts, read_page
-from moorage.client.follow.result import Result
-from moorage.client.follow.seen import Seen
-from moorage.client.follow.stories import Following
+from moorage.client.follow.story import Result, Seen
 from moorage.client.follow.watch import Watch
 from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of
@@ -27,6 +26,7 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.job import SUCCEEDED
 
 if TYPE_CHECKING:
+    from moorage.client.answers import Explanation, JobInfo
     from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
     from moorage.client.handlers import Heard, OnProgress
@@ -68,6 +68,13 @@ class Job(Seen):
             words.append(f"accepted {age((time.monotonic() - self._began_s) * 1000)} ago")
         return f"<Job {' '.join(filter(None, words))}>"
 
+    def _repr_html_(self) -> str:
+        from moorage.client.html import table
+
+        ago = "" if self._began_s is None else f"{age((time.monotonic() - self._began_s) * 1000)} ago"
+        rows = {"tenant": self.tenant, "state": self.state or "not asked yet", "GPUs": self.gpu, "worker": self.worker}
+        return table(f"Job {self.id}", {**rows, "accepted": ago})
+
     @property
     def tenant(self) -> str:
         """The job's tenant, which is the tenant of the client that made this handle."""
@@ -80,30 +87,30 @@ class Job(Seen):
             self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
         return self._gpu
 
-    async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
+    async def events(self, wait: Duration | None = None) -> AsyncIterator[Event]:
         """Yield the job's transitions from acceptance on, each once and in order. The iteration ends with the job.
 
         The first event has all transitions so far. This also works for a job that has ended, while its history is kept
         (a week by default). Events without a transition say why the job waits, if this client follows fewer than 16
-        jobs. `timeout` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        jobs. `wait` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(Following(self._client._stories, self.id, ahead=True, saw=self._saw)) as watch:
-            async for item in watch.follow(None if timeout is None else seconds(timeout)):
+            async for item in watch.follow(None if wait is None else seconds(wait)):
                 if isinstance(item, Event):
                     yield item
 
-    async def steps(self, timeout: Duration | None = None) -> AsyncIterator[Step]:
+    async def steps(self, wait: Duration | None = None) -> AsyncIterator[Step]:
         """Yield the transitions of `events` one by one, as objects for `match step: case Placed(worker=w): …`.
 
-        `timeout` and errors are those of `events`.
+        `wait` and errors are those of `events`.
         """
-        async for event in self.events(timeout):
+        async for event in self.events(wait):
             for change in event.changes:
                 yield step_of(change)
 
     async def logs(
         self,
-        timeout: Duration | None = None,
+        wait: Duration | None = None,
         *,
         follow: bool = True,
         tail: int | None = None,
@@ -114,7 +121,7 @@ class Job(Seen):
 
         The stored output is that of each replica's newest attempt, from its beginning or, with `tail`, only the last
         `tail` lines of each stream. New output joins it without gaps or duplicates. With `follow=False` or with an
-        `attempt`, only stored output is yielded, and `timeout` has no effect. `replica` selects one replica. Raises
+        `attempt`, only stored output is yielded, and `wait` has no effect. `replica` selects one replica. Raises
         `NoOutput` or `Overloaded` if no output can be read at all; if only a part is missing, it raises nothing. Raises
         what `events` raises.
         """
@@ -122,14 +129,14 @@ class Job(Seen):
         if follow and attempt is None:
             following = Following(self._client._stories, self.id, ahead=True, saw=self._saw)
             async with Watch(following, past=True, tail=tail, replica=replica) as watch:
-                async for item in watch.follow(None if timeout is None else seconds(timeout)):
+                async for item in watch.follow(None if wait is None else seconds(wait)):
                     if isinstance(item, Piece):
                         given += 1
                         yield item
             joiner = watch.joiner
         else:
             joiner = Joiner(self._client, self.id, tail)
-            newest = newest_attempts(await self.show())
+            newest = newest_attempts(await self._shown())
             async for piece in joiner.kept_of(newest, replica, attempt):
                 given += 1
                 yield piece
@@ -146,21 +153,21 @@ class Job(Seen):
         page = await read_page(self._client, self.id, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}
 
-    async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
-        """Wait until the job ends, and return its result. `timeout` defaults to the client's `wait_timeout`.
+    async def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
+        """Wait until the job ends, and return its result. `wait` defaults to the client's.
 
         If the job called a handler, the result has the `value` that the function returned. A large value, or one that
         this client did not receive, is read from the tenant's bucket. `on_progress` is called with each `Progress` that
         is received meanwhile. Raises `JobFailed` unless the job SUCCEEDED, `TimedOut` (the job goes on), `NotFound`,
         `NoScheduler`, `NoOutput` (the value is no longer kept), `NotPermitted`.
         """
-        timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
+        timeout_s = self._client.wait_s if wait is None else seconds(wait)
         if self._result is None:
             return await self._followed_to_its_end(timeout_s, on_progress)
         if self._result.state != SUCCEEDED:
             raise JobFailed(self._result, request=self._request)
         if not self._valued:
-            await self._add_value({} if self._request is not None else await self.show(), None)
+            await self._add_value({} if self._request is not None else await self._shown(), None)
         return self._result
 
     async def _followed_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
@@ -207,7 +214,7 @@ class Job(Seen):
         driver = driver_of(shown) if request is None else request.workload.driver
         if driver and driver not in self._client._stories.drivers:
             with contextlib.suppress(NotFound):
-                await self.show()
+                await self._shown()
         if self._client._stories.drivers.can(driver).returns_value:
             from moorage.client.handlers import value_of
 
@@ -244,20 +251,27 @@ class Job(Seen):
             log.warning("job %s: %s", self.id, line)
         return fetched.paths
 
-    async def show(self) -> dict[str, Any]:
+    async def show(self) -> JobInfo:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`.
 
         For a job that ended long ago, the answer comes from its history, while that is kept (until `kept_until_ms`, at
         the latest).
         """
+        from moorage.client.answers import JobInfo, told
+
+        return told(JobInfo, await self._shown())
+
+    async def _shown(self) -> dict[str, Any]:
         data = await self._client.read("show", {"job": self.id})
         self._client._stories.drivers.learn(data)
         self._learn(data)
         return data
 
-    async def explain(self) -> dict[str, Any]:
+    async def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
-        return await self._client.read("explain", {"job": self.id})
+        from moorage.client.answers import Explanation, told
+
+        return told(Explanation, await self._client.read("explain", {"job": self.id}))
 
 
 def _heard_by(on_progress: OnProgress | None) -> Heard:

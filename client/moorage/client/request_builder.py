@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.client.fields import FIELDS, RUN_FIELDS
 from moorage.client.gpus import gpu_spec
@@ -56,6 +57,8 @@ def build_request(
         check_keywords(named, FIELDS)
     body = _body(what)
     run = {name: named.pop(name) for name in RUN_FIELDS if name in named}
+    if (limit := run.pop("limit", None)) is not None:
+        run["timeout_s"] = seconds(limit) if isinstance(limit, str) else limit
     if run:
         body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=_plainer)}
     body.update(msgspec.to_builtins(named, enc_hook=_plainer))

@@ -44,7 +44,7 @@ def bucket_of(client: Connected) -> ObjectStore:
 async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -> Sent:
     """Pack and send files and folders. `on_sent` gets the archive and the number of compressed bytes stored so far.
 
-    Raises `Rejected` for files that cannot be packed, and what `AsyncClient.again` raises.
+    Raises `Rejected` for files that cannot be packed, and what `Connected.again` raises.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     packed = await asyncio.to_thread(pack, given)

@@ -2,7 +2,7 @@
 
     async for step in job.steps():
         match step:
-            case Queued(why=why): ...
+            case Submitted() | Queued(): ...
             case Placed(worker=worker, gpus=gpus): ...
             case Ended(state="SUCCEEDED"): ...
             case Ended(code=code, why=why): ...
@@ -36,8 +36,12 @@ class Step(Change, frozen=True):
     """One transition of one replica. This class itself is for transitions to states that this release does not know."""
 
 
+class Submitted(Step, frozen=True):
+    """The job is in the ledger (ACCEPTED). All of its replicas wait for GPUs: `replica` is -1."""
+
+
 class Queued(Step, frozen=True):
-    """The replica waits for GPUs: ACCEPTED, or QUEUED again after an attempt that ended with `code` and `why`."""
+    """The replica waits for GPUs again, after an attempt that ended with `code` and `why`."""
 
 
 class Placed(Step, frozen=True):
@@ -66,7 +70,7 @@ class Ended(Step, frozen=True):
 
 
 _KINDS: Final[dict[str, type[Step]]] = {
-    ACCEPTED: Queued,
+    ACCEPTED: Submitted,
     QUEUED: Queued,
     PLACED: Placed,
     CLAIMED: Claimed,

@@ -16,23 +16,25 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.gather import handles
+from moorage.client.follow.follower import handles
 from moorage.client.follow.output import Piece
-from moorage.client.follow.result import Result
+from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job
 from moorage.client.loop_thread import called
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
-from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
+from moorage.schemas.frames import Accepted, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Act, Done, TenantRow
+from moorage.schemas.operate import Done, TenantRow
 
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList, Plan
+    from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
@@ -78,17 +80,17 @@ class SyncJob(Handle[Job]):
         """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this handle has not seen it."""
         return self._twin.gpu
 
-    def events(self, timeout: Duration | None = None) -> Iterator[Event]:
+    def events(self, wait: Duration | None = None) -> Iterator[Event]:
         """Yield the job's transitions from acceptance on, each once and in order. The iteration ends with the job."""
-        return self._thread.iterate(self._twin.events(timeout))
+        return self._thread.iterate(self._twin.events(wait))
 
-    def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
+    def steps(self, wait: Duration | None = None) -> Iterator[Step]:
         """Yield the transitions of `events` one by one, as objects for `match step: case Placed(worker=w): …`."""
-        return self._thread.iterate(self._twin.steps(timeout))
+        return self._thread.iterate(self._twin.steps(wait))
 
     def logs(
         self,
-        timeout: Duration | None = None,
+        wait: Duration | None = None,
         *,
         follow: bool = True,
         tail: int | None = None,
@@ -96,9 +98,7 @@ class SyncJob(Handle[Job]):
         attempt: int | None = None,
     ) -> Iterator[Piece]:
         """Yield the job's output until the job ends: first the stored output, then the new output."""
-        return self._thread.iterate(
-            self._twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt)
-        )
+        return self._thread.iterate(self._twin.logs(wait, follow=follow, tail=tail, replica=replica, attempt=attempt))
 
     def ports(self, replica: int = 0) -> dict[int, str]:
         """Return the addresses of a running container of the job: `address:port` on the host, by the container's
@@ -106,11 +106,11 @@ class SyncJob(Handle[Job]):
         """
         return self._thread.call(self._twin.ports(replica))
 
-    def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
-        """Wait until the job ends, and return its result. `timeout` defaults to the client's `wait_timeout`.
-        `on_progress` is called in the private thread.
+    def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
+        """Wait until the job ends, and return its result. `wait` defaults to the client's. `on_progress` is called
+        in the private thread.
         """
-        return self._thread.call(self._twin.result(timeout, on_progress))
+        return self._thread.call(self._twin.result(wait, on_progress))
 
     def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger."""
@@ -120,11 +120,11 @@ class SyncJob(Handle[Job]):
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""
         return self._thread.call(self._twin.files(into, path, replica=replica))
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> JobInfo:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`."""
         return self._thread.call(self._twin.show())
 
-    def explain(self) -> dict[str, Any]:
+    def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
         return self._thread.call(self._twin.explain())
 
@@ -242,6 +242,42 @@ class SyncLease(Handle["Lease"]):
         self._thread.call(self._twin.give_back())
 
 
+class SyncFleet(Handle["Fleet"]):
+    """The workers of a fleet, as `Fleet`, without `await`."""
+
+    def show(self) -> FleetInfo:
+        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
+        return self._thread.call(self._twin.show())
+
+    def audit(self) -> dict[str, Any]:
+        """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once."""
+        return self._thread.call(self._twin.audit())
+
+    def drain(
+        self,
+        worker: str,
+        *,
+        within: Duration | None = None,
+        begin: Duration | None = None,
+        last: Duration | None = None,
+        why: str = "",
+    ) -> dict[str, Any]:
+        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`."""
+        return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
+
+    def cordon(self, worker: str) -> dict[str, Any]:
+        """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
+        return self._thread.call(self._twin.cordon(worker))
+
+    def uncordon(self, worker: str) -> dict[str, Any]:
+        """Undo cordon or drain. Raises `NotFound`."""
+        return self._thread.call(self._twin.uncordon(worker))
+
+    def frames(self) -> Iterator[FleetFrame]:
+        """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
+        return self._thread.iterate(self._twin.frames())
+
+
 class SyncAdmin(Handle["Admin"]):
     """The orders of an operator, as `Admin`, without `await`."""
 
@@ -329,8 +365,8 @@ class SyncAdmin(Handle["Admin"]):
 class Client(ClientBase):
     """A client without `await`: `with Client() as moorage: …`. Several threads may share it; none may run a loop.
 
-    Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
-    `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
+    Arguments, names and errors are those of `AsyncClient`. `on_wait` is called in the private thread.
+    Raises RuntimeError inside a running event loop.
     """
 
     @contextmanager
@@ -342,27 +378,6 @@ class Client(ClientBase):
     def tenant(self) -> str:
         """Same as `AsyncClient.tenant`."""
         return self._twin.tenant
-
-    @property
-    def operator(self) -> str:
-        """The operator's name in the inbox of the context's key, which alone may act as it; `_` without such a key."""
-        return self._twin.operator
-
-    def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request as `answer` does, and return only the `data` of the answer frame."""
-        return self._thread.call(self._twin.read(verb, arguments))
-
-    def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame."""
-        return self._thread.call(self._twin.answer(verb, arguments))
-
-    def operate(self, verb: str, asked: Any = None) -> Answer:
-        """Send an operator's request that is answered with data, and return the whole answer frame."""
-        return self._thread.call(self._twin.operate(verb, asked))
-
-    def act(self, verb: str, act: Act) -> Done:
-        """Send an operator's order (see `schemas.operate`). `admin` has a method for each, which raises the same."""
-        return self._thread.call(self._twin.act(verb, act))
 
     def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
@@ -386,11 +401,11 @@ class Client(ClientBase):
         what: What,
         gpu: GpuSpec | str | int | None = None,
         key: str | None = None,
-        timeout: Duration | None = None,
+        wait: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`."""
-        return self._thread.call(self._twin.run(what, gpu, key, timeout, **fields))
+        return self._thread.call(self._twin.run(what, gpu, key, wait, **fields))
 
     def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -439,22 +454,22 @@ class Client(ClientBase):
         watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica, notes=notes))
         return SyncWatch(self._thread, self._thread.call(watch))
 
-    def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
+    def as_completed(self, jobs: Iterable[SyncJob], wait: Duration | None = None) -> Iterator[SyncJob]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
         The handles are those that were given.
         """
         given = {job.id: job for job in handles(jobs, SyncJob)}
-        for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], timeout)):
+        for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
             yield given[over.id]
 
-    def gather(self, *jobs: SyncJob, timeout: Duration | None = None) -> list[Result]:
+    def gather(self, *jobs: SyncJob, wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given."""
         twins = [job._twin for job in handles(jobs, SyncJob)]
-        return self._thread.call(self._twin.gather(*twins, timeout=timeout))
+        return self._thread.call(self._twin.gather(*twins, wait=wait))
 
-    def wait(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> list[Result]:
+    def wait(self, jobs: Iterable[SyncJob], wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have ended. Return all results in the order given."""
-        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], timeout))
+        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], wait))
 
     def events(self) -> Iterator[Event]:
         """Yield every transition of the tenant's jobs from now on, without end."""
@@ -470,7 +485,7 @@ class Client(ClientBase):
         quota: Quota | None = None,
         share: Share | None = None,
         **fields: Unpack[Fields],
-    ) -> Answer:
+    ) -> Plan:
         """Return what would happen to a request; nothing is submitted."""
         return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields))
 
@@ -478,7 +493,7 @@ class Client(ClientBase):
         """Return the first of these requests that some worker could run, now or later, checked and with its job id."""
         return self._thread.call(self._twin.first_possible(requests))
 
-    def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
+    def ls(self, states: Sequence[str] = (), limit: int = 100) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000."""
         return self._thread.call(self._twin.ls(states, limit))
 
@@ -487,49 +502,22 @@ class Client(ClientBase):
         gpu: GpuSpec | str | int = 1,
         *,
         purpose: str = "",
-        timeout: Duration | None = None,
+        wait: Duration | None = None,
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> AbstractContextManager[SyncLease]:
         """Borrow GPUs of this host for code that runs here. The client must be open; `on_asked_back` is called in
         the private thread.
         """
-        lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
+        lending = self._twin.lease(gpu, purpose=purpose, wait=wait, socket=socket, on_asked_back=on_asked_back)
         return self._lent(lending)
+
+    @property
+    def fleet(self) -> SyncFleet:
+        """The workers: what they have, whether the ledger is right about them, drain and cordon; see `Fleet`."""
+        return SyncFleet(self._thread, self._twin.fleet)
 
     @property
     def admin(self) -> SyncAdmin:
         """The orders of an operator: hold, release, requeue, freeze, priority, limit, share and so on; see `Admin`."""
         return SyncAdmin(self._thread, self._twin.admin)
-
-    def fleet(self) -> dict[str, Any]:
-        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
-        return self._thread.call(self._twin.fleet())
-
-    def audit(self) -> dict[str, Any]:
-        """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once."""
-        return self._thread.call(self._twin.audit())
-
-    def drain(
-        self,
-        worker: str,
-        *,
-        within: Duration | None = None,
-        begin: Duration | None = None,
-        last: Duration | None = None,
-        why: str = "",
-    ) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`."""
-        return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
-
-    def cordon(self, worker: str) -> dict[str, Any]:
-        """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
-        return self._thread.call(self._twin.cordon(worker))
-
-    def uncordon(self, worker: str) -> dict[str, Any]:
-        """Undo cordon or drain. Raises `NotFound`."""
-        return self._thread.call(self._twin.uncordon(worker))
-
-    def fleet_frames(self) -> Iterator[FleetFrame]:
-        """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
-        return self._thread.iterate(self._twin.fleet_frames())

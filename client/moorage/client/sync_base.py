@@ -31,6 +31,10 @@ class Handle(Generic[T]):
     def __repr__(self) -> str:
         return repr(self._twin).replace(f"<{type(self._twin).__name__}", f"<{type(self).__name__}", 1)
 
+    def _repr_html_(self) -> str | None:
+        shown: Callable[[], str] | None = getattr(self._twin, "_repr_html_", None)
+        return None if shown is None else shown()
+
 
 class ClientBase(Handle[AsyncClient]):
     """A client that is opened and closed together with its thread."""
@@ -39,7 +43,7 @@ class ClientBase(Handle[AsyncClient]):
     def __init__(self, *args: Any, **fields: Any) -> None:
         refuse_inside_loop()
         twin = AsyncClient(*args, **fields)
-        super().__init__(LoopThread(twin._name), twin)
+        super().__init__(LoopThread(twin._wire._name), twin)
 
     def __enter__(self) -> Self:
         self.open()

@@ -11,7 +11,7 @@ from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 
 if TYPE_CHECKING:
-    from moorage.client.follow.ports import Reads
+    from moorage.client.follow.output import Reads
 
 
 async def last_attempts(client: Reads, job: str, shown: Mapping[str, Any], replicas: int) -> dict[int, Change]:

@@ -11,7 +11,7 @@ import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from moorage.client.follow.stories import REPAIR_S
+from moorage.client.follow.follower import REPAIR_S
 from moorage.scheduler.leader.reign import Reign
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus

@@ -200,11 +200,11 @@ async def test_sdk_and_scheduler_know_of_it_what_it_declares(nats_server: Server
 
 
 async def use(client: AsyncClient) -> None:
-    assert "parrot" not in client._stories.drivers
-    ran = await client.run(["hello"], driver="parrot", driver_config={"parrot": {"times": 3}}, timeout="60s")
+    assert "parrot" not in client._wire._stories.drivers
+    ran = await client.run(["hello"], driver="parrot", driver_config={"parrot": {"times": 3}}, wait="60s")
     assert (ran.stdout, ran.stderr, ran.lost_bytes) == ("hello, hello, hello\n", "", 0)
-    assert client._stories.drivers.can("parrot").keeps_output, "the first job of it that ran told what it can do"
-    assert (await client.job(ran.job).show())["capabilities"]["ends_streams"]
+    assert client._wire._stories.drivers.can("parrot").keeps_output, "the first job of it that ran told what it can do"
+    assert (await client.job(ran.job).show()).capabilities["ends_streams"]
     async with asyncio.timeout(60):
         assert "".join([piece.text async for piece in client.job(ran.job).logs()]) == "hello, hello, hello\n"
     failing = await client.submit(["why"], driver="parrot", driver_config={"parrot": {"code": 3}})

@@ -77,7 +77,7 @@ class Demo:
 
     async def run(self) -> None:
         async with AsyncClient(self.stack.url, tenant=TENANT, timeout=PATIENCE_S, name="moorage demo") as client:
-            await client.subscribe(client.subjects.events(TENANT), self.following.on_events)
+            await client._wire.subscribe(client._wire.subjects.events(TENANT), self.following.on_events)
             await self._until_ready(client)
             self.began = time.monotonic()
             background = [asyncio.create_task(self._ask(client)), asyncio.create_task(self._cancel_endless(client))]
@@ -102,7 +102,7 @@ class Demo:
                 raise RuntimeError(self.stack.failed() or f"only {up} of {wanted} workers joined")
             try:
                 async with asyncio.timeout(ASK_EVERY_S):  # no longer: what must live may have ended
-                    up = sum(worker["state"] == "up" for worker in (await client.fleet())["workers"])
+                    up = sum(worker.state == "up" for worker in (await client.fleet.show()).workers)
             except TimeoutError:
                 continue
             await asyncio.sleep(0.05)
@@ -143,8 +143,8 @@ class Demo:
             self._progress()
             try:
                 async with asyncio.timeout(ASK_S_MAX):
-                    for job in (await client.ls(limit=1000))["jobs"]:
-                        self.following.see(job["job"], job["rev"], job["state"])
+                    for job in (await client.ls(limit=1000)).jobs:
+                        self.following.see(job.job, job.rev, job.state)
             except (TimeoutError, NoScheduler, Overloaded):
                 continue  # nobody leads at the moment
 

@@ -32,14 +32,14 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
         async with client_of(options) as client:
             heard = await _may_hear(client)
             try:
-                listed = await client.answer("ls", {"limit": 1})
+                listed = await client._wire.answer("ls", {"limit": 1})
             except NoScheduler as error:
                 yield heard
                 yield failed("leader", error)
                 return
             except NotPermitted as error:
                 others = [check async for check in _of_other_roles(client)]
-                if not others and role_of(client.context) in ("", "submitter"):
+                if not others and role_of(client._wire.context) in ("", "submitter"):
                     yield heard
                     raise
                 if heard.verdict == "ok":  # of a key that is for no tenant's jobs nothing is missing
@@ -70,16 +70,16 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     frames."""
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
-            fleet = await client.fleet()
+            fleet = await client.fleet.show()
     except (MoorageError, TimeoutError):
         pass
     else:
-        for check in of_fleet(fleet):
+        for check in of_fleet(fleet.data):
             yield check
         return
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
-            frame = await anext(client.fleet_frames())
+            frame = await anext(client.fleet.frames())
     except (MoorageError, TimeoutError):
         return
     yield Check("leader", "ok", f"a scheduler leads: epoch {frame.epoch}, last ledger record {frame.ledger}")
@@ -89,7 +89,7 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
 
 async def _may_hear(client: AsyncClient) -> Check:
     try:
-        await (await client.subscribe(client.subjects.events(client.tenant), lambda _: None)).unsubscribe()
+        await (await client._wire.subscribe(client._wire.subjects.events(client.tenant), lambda _: None)).unsubscribe()
     except MoorageError as error:
         return failed(
             "events",
@@ -105,7 +105,7 @@ async def _submitter(client: AsyncClient) -> Check:
     from moorage.bus.errors import PermissionRefused
 
     try:
-        await client.link.request(client.subjects.api(client.tenant, "submit"), b"", ANSWER_S_MAX)
+        await client._wire.link.request(client._wire.subjects.api(client.tenant, "submit"), b"", ANSWER_S_MAX)
     except PermissionRefused:
         return Check(
             "submitter",
@@ -125,7 +125,9 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
     from moorage.bus.errors import PermissionRefused
 
     try:
-        await client.link.request(client.subjects.request(client.tenant, "submit"), b"", ANSWER_S_MAX, _NOT_HERE)
+        await client._wire.link.request(
+            client._wire.subjects.request(client.tenant, "submit"), b"", ANSWER_S_MAX, _NOT_HERE
+        )
     except PermissionRefused:
         if is_cluster:
             return Check(
@@ -165,7 +167,7 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
 
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
-            fleet = await client.fleet()
+            fleet = await client.fleet.show()
     except (NotPermitted, NoScheduler):  # the leader has answered this user: here it is an account without the subject
         operator = Check(
             "operator",
@@ -178,7 +180,7 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     except MoorageError as error:
         operator = failed("operator", error, "warn")
     else:
-        for check in of_fleet(fleet):
+        for check in of_fleet(fleet.data):
             yield check
         return
     yield Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")

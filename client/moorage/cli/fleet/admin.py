@@ -302,7 +302,7 @@ def share(
         if not options.shown(done, [done]):
             tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
             with contextlib.suppress(MoorageError):  # the share is set: a warning that cannot be made is no error
-                if gpus and (warning := beyond_fleet(gpus, await client.fleet())):
+                if gpus and (warning := beyond_fleet(gpus, (await client.fleet.show()).data)):
                     say(warning)
         return None
 
@@ -320,7 +320,7 @@ def tenants(*, options: RowOptions = ROWS) -> int:
 
         from moorage.schemas.operate import TenantRow
 
-        answer = await client.operate("tenants")
+        answer = await client._wire.operate("tenants")
         rows = msgspec.convert(answer.data["tenants"], list[TenantRow])
         if options.shown(answer, rows):
             return None

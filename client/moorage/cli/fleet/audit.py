@@ -52,11 +52,11 @@ def audit(
     async def work(client: AsyncClient) -> int | None:
         if watch:
             return await _watch(client, options)
-        answer = await client.operate("audit")
+        answer = await client._wire.operate("audit")
         standing = drift_of(answer.data)
         if standing and not quick:
             await asyncio.sleep(APART_S)
-            answer = await client.operate("audit")
+            answer = await client._wire.operate("audit")
             standing = in_both(standing, drift_of(answer.data))
         drift = list(standing.values())
         frame = _frame(answer, drift)
@@ -81,10 +81,10 @@ async def _watch(client: AsyncClient, options: RowOptions) -> int:
     """Audit again and again until Ctrl-C. A difference comes once two audits in a row have it, and goes when an audit
     lacks it."""
     standing: dict[_Key, dict[str, Any]] = {}
-    seen = drift_of((await client.operate("audit")).data)
+    seen = drift_of((await client._wire.operate("audit")).data)
     while True:
         await asyncio.sleep(APART_S)
-        answer = await client.operate("audit")
+        answer = await client._wire.operate("audit")
         found = drift_of(answer.data)
         now = in_both(seen, found)
         changes = [{**row, "change": "comes"} for key, row in now.items() if key not in standing]

@@ -131,7 +131,7 @@ def feature_level(
 
     async def work(client: AsyncClient) -> int | None:
         if to is None:
-            answer = await client.operate("fleet")
+            answer = await client._wire.operate("fleet")
             rows: list[dict[str, Any]] = answer.data.get("schedulers", [])
             if not options.shown(answer, rows):
                 cells = [

@@ -102,7 +102,7 @@ async def _ask(client: AsyncClient) -> Told:
 
     from moorage.schemas.operate import TenantRow
 
-    fleet, tenants = await client.operate("fleet"), await client.operate("tenants")
+    fleet, tenants = await client._wire.operate("fleet"), await client._wire.operate("tenants")
     rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
     waits = tenants.data.get("waits", {})  # a leader of an older release counts none
     return fleet.data, rows, waits, await _last_hour(client)
@@ -112,7 +112,7 @@ async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
     """Return the GPU time of the last whole hour, by tenant and model; [] if the leader's release is older than
     `usage`."""
     try:
-        answer = await client.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
+        answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
     except MoorageError as error:
         if error.code != "unknown-verb":
             raise

@@ -63,12 +63,12 @@ def mig(
         await _in_time(lambda: found.check(wanted))
         was_open = row["flag"] == "open"
         if row["flag"] != "draining":
-            await client.drain(worker, why=f"MIG layout of GPU {gpu}: {layout}")
+            await client.fleet.drain(worker, why=f"MIG layout of GPU {gpu}: {layout}")
         try:
             await _emptied(client, worker, limit_s)
         except BaseException:
             if was_open:
-                await client.uncordon(worker)
+                await client.fleet.uncordon(worker)
                 say(f"worker {worker} is open for jobs again, and its GPU is as it was")
             raise
         try:
@@ -78,7 +78,7 @@ def mig(
             say(f"worker {worker} stays drained; moorage uncordon {worker} opens it for jobs again")
             raise
         if was_open:
-            await client.uncordon(worker)
+            await client.fleet.uncordon(worker)
         if options.json:
             emit({"kind": "mig", "worker": worker, "gpu": uuid, "changed": changed, "slices": slices})
             return
@@ -96,7 +96,7 @@ def mig(
 async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:
     """Return what `fleet` says of a worker. Raises Rejected with not-found, or with failed-precondition if it is
     simulated."""
-    rows = (await client.operate("fleet", {"worker": worker})).data["workers"]
+    rows = (await client._wire.operate("fleet", {"worker": worker})).data["workers"]
     row: dict[str, Any] | None = next((row for row in rows if row["worker"] == worker), None)
     if row is None:
         raise rejected(

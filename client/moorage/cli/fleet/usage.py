@@ -56,7 +56,7 @@ async def _asked(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) ->
     """Return all pages as one answer."""
     rows: list[dict[str, Any]] = []
     while True:
-        answer = await (client.operate("usage", asked) if of_all else client.answer("usage", asked))
+        answer = await (client._wire.operate("usage", asked) if of_all else client._wire.answer("usage", asked))
         rows += answer.data["rows"]
         if not (after := answer.data.pop("next", None)):
             answer.data["rows"] = rows

@@ -61,7 +61,7 @@ def drain(
 
     async def work(client: AsyncClient) -> None:
         asked = datetime.now().astimezone()
-        done = await client.drain(worker, within=within, begin=begin, last=last, why=why)
+        done = await client.fleet.drain(worker, within=within, begin=begin, last=last, why=why)
         if "drain" in done:
             told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
         else:
@@ -130,7 +130,7 @@ def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
     """
 
     async def work(client: AsyncClient) -> None:
-        done = await client.cordon(worker)
+        done = await client.fleet.cordon(worker)
         _tell(options, worker, done, f"cordoned{_goes_on(done)}", undo=True)
 
     return with_client(options, work)
@@ -140,7 +140,7 @@ def uncordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
     """Undo drain or cordon."""
 
     async def work(client: AsyncClient) -> None:
-        done = await client.uncordon(worker)
+        done = await client.fleet.uncordon(worker)
         _tell(options, worker, done, f"open{_goes_on(done)}", undo=False)
 
     return with_client(options, work)

@@ -52,7 +52,7 @@ def fleet(
         if watch:
             await _watch(client, options)
             return None
-        answer = await client.operate("fleet")
+        answer = await client._wire.operate("fleet")
         if not options.shown(answer, answer.data["workers"]):
             _fleet(answer.data)
         return None
@@ -69,7 +69,7 @@ def fleet(
 
 async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
     """Show a worker's devices. Raises Rejected: not-found."""
-    answer = await client.operate("fleet", {"worker": worker})
+    answer = await client._wire.operate("fleet", {"worker": worker})
     row = next((row for row in answer.data["workers"] if row["worker"] == worker), None)
     if row is None:
         raise rejected(
@@ -262,7 +262,7 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
     """Show the fleet until Ctrl-C: on a terminal redrawn in place, in a pipe a line for each change."""
     before = ""
     screen = Screen(sys.stdout)
-    async for frame in client.fleet_frames():
+    async for frame in client.fleet.frames():
         if options.shown(frame, frame.workers):
             continue
         text = _frame_line(frame)

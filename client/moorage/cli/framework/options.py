@@ -232,7 +232,7 @@ def client_of(options: Options) -> AsyncClient:
             told = True
             console.say(f"no scheduler answers yet; this command asks again for up to {timeout}")
 
-    return AsyncClient(
+    client = AsyncClient(
         options.nats,
         tenant=options.tenant,
         timeout=timeout,
@@ -240,3 +240,5 @@ def client_of(options: Options) -> AsyncClient:
         name="moorage command",
         on_wait=on_wait,
     )
+    client._logs_warnings = False
+    return client

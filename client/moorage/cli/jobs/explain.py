@@ -58,7 +58,7 @@ def explain(
 
     async def work(client: AsyncClient) -> int | None:
         async def ask(name: str) -> Answer:
-            return await client.answer("explain", {"job": name})
+            return await client._wire.answer("explain", {"job": name})
 
         if watch:
             await _watch(client, await one_id(client, ",".join(what), "explain --watch"), options)
@@ -91,8 +91,8 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
             news.set()
 
     subscriptions = [
-        await client.subscribe(client.subjects.events(client.tenant), lambda _: news.set()),
-        await client.subscribe(client.subjects.fleet_frame, on_frame),
+        await client._wire.subscribe(client._wire.subjects.events(client.tenant), lambda _: news.set()),
+        await client._wire.subscribe(client._wire.subjects.fleet_frame, on_frame),
     ]
     screen = Screen(sys.stdout)
     before: dict[str, Any] = {}
@@ -100,7 +100,7 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
         while before.get("state") not in TERMINAL:
             await news.wait()
             news.clear()
-            answer = await client.answer("explain", {"job": job})
+            answer = await client._wire.answer("explain", {"job": job})
             if answer.data == before:
                 continue
             before = answer.data

@@ -40,7 +40,7 @@ def get(
         from moorage.client.kept_files import fetch
 
         into = Path(name) if out is None else out
-        found, left_out = await fetch(client, name, into, replica, path)
+        found, left_out = await fetch(client._wire, name, into, replica, path)
         for line in left_out:
             say(f"warning[files]: {line}")
         if options.json:

@@ -51,7 +51,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
 
     async def change(client: AsyncClient) -> tuple[str, Request]:
         name = await one_id(client, job, "submit --instead-of")
-        shown = await client.read("show", {"job": name})
+        shown = await client._wire.read("show", {"job": name})
         states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
         if states != {QUEUED}:
             raise rejected(
@@ -61,13 +61,13 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 next="submit another job, or cancel this job first",
             )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
-        planned = (await client.plan(request)).data
+        planned = (await client._planned(request)).data
         if planned["starts"] == "refused":  # it may be the limit of jobs, in which the old one still counts
             body = msgspec.json.decode(msgspec.json.encode(request))
-            planned = await client.read("plan", {"request": body, "cancel": name})
+            planned = await client._wire.read("plan", {"request": body, "cancel": name})
         if planned["starts"] == "refused":
             raise Rejected(msgspec.convert(planned["problem"], Problem))
-        await client.read("cancel", {"job": name, "reason": f"job {request.job} is submitted instead", "by": ""})
+        await client._wire.read("cancel", {"job": name, "reason": f"job {request.job} is submitted instead", "by": ""})
         return name, request
 
     return change

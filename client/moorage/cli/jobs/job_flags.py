@@ -39,7 +39,7 @@ _SAME_NAME: Final = (
 )
 #: flags that are durations, and the fields that they are
 _DURATIONS: Final = {
-    "time_limit": "timeout_s",
+    "time_limit": "limit",
     "deadline": "deadline_s",
     "start_within": "start_within_s",
     "grace": "grace_s",
@@ -295,7 +295,7 @@ async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> 
 
     progress = Progress(request.job or "", quiet=not is_live(sys.stderr))
     sent = await send(
-        client,
+        client._wire,
         flags.with_,
         lambda packed, size: progress.stands(
             f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"

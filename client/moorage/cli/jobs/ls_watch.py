@@ -26,7 +26,7 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
     shown: dict[str, tuple[Any, ...]] = {}
     changed = asyncio.Event()
     changed.set()
-    listening = await client.subscribe(client.subjects.events(client.tenant), lambda _: changed.set())
+    listening = await client._wire.subscribe(client._wire.subjects.events(client.tenant), lambda _: changed.set())
     try:
         while True:
             try:
@@ -35,7 +35,7 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
             except TimeoutError:
                 pass  # only the ages are new
             changed.clear()
-            answer = await client.answer("ls", {"states": states, "limit": limit})
+            answer = await client._wire.answer("ls", {"states": states, "limit": limit})
             rows = answer.data["jobs"]
             if options.json:
                 emit(answer)

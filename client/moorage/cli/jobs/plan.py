@@ -70,7 +70,7 @@ def plan(
         quotas, shares = quotas_of(quota or ()), shares_of(share or ())
 
         async def work(client: AsyncClient) -> int | None:
-            supposed = functools.partial(client.plan, drain=drain or (), add=add, quota=quotas, share=shares)
+            supposed = functools.partial(client._planned, drain=drain or (), add=add, quota=quotas, share=shares)
             asked = request and await offered(supposed, flags, command or unnamed, request)
             return await _plan(client, asked, drain or (), add, quotas, shares, options)
 
@@ -127,7 +127,7 @@ async def _plan(
     share: Share,
     options: RowOptions,
 ) -> int:
-    answer = await client.plan(request, drain=drain, add=add, quota=quota, share=share)
+    answer = await client._planned(request, drain=drain, add=add, quota=quota, share=share)
     data = answer.data
     imagined = bool(drain or add is not None or quota is not None or share)
     if not options.shown(answer, [data]):

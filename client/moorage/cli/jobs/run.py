@@ -7,7 +7,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
@@ -23,7 +23,7 @@ from moorage.client.login import who
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.follow.output import Joiner
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.schemas.job import Request
 
@@ -74,7 +74,7 @@ def run(
             if submitted:
                 if sys.stderr.isatty():
                     say("")  # below the terminal's ^C
-                answer = await client.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
+                answer = await client._wire.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
                 say(f"cancelling job {job_id}, which was {answer.data['was']}")
 
         labelled = request.replicas > 1 and not no_prefix
@@ -90,7 +90,7 @@ def run(
         request = request_of(flags, command)
 
         async def follow(client: AsyncClient) -> int | None:
-            chosen = await offered(client.plan, flags, command, request)
+            chosen = await offered(client._planned, flags, command, request)
             return await work(client, await with_files(client, flags, chosen))
 
         return with_client(options, follow)
@@ -147,8 +147,7 @@ def logs(
 
 async def _replicas_of(client: AsyncClient, job: str) -> int:
     shown = await client.job(job).show()
-    asked: int = shown.get("request", {}).get("replicas", 1)
-    return max(len(shown.get("replica_states", ())), asked)
+    return max(len(shown.replica_states), shown.request.replicas if shown.request is not None else 1)
 
 
 async def _kept(
@@ -164,8 +163,8 @@ async def _kept(
     from moorage.client.follow.output import Joiner, newest_attempts
 
     progress = Progress(job, quiet=options.json, labelled=labelled)
-    joiner, given = Joiner(client, job, tail), 0
-    async for piece in joiner.kept_of(newest_attempts(await client.job(job).show()), replica, attempt):
+    joiner, given = Joiner(client._wire, job, tail), 0
+    async for piece in joiner.kept_of(newest_attempts((await client.job(job).show()).data), replica, attempt):
         given += 1
         if options.json:
             emit(piece)
@@ -241,7 +240,7 @@ async def _follow(
     return exit_code_of_result(result)
 
 
-async def _limits(client: AsyncClient, result: Result) -> dict[str, Any] | None:
+async def _limits(client: AsyncClient, result: Result) -> Request | None:
     """Return the request of a job that ended by a time limit, which names the limit; None for other jobs, and
     if it cannot be read."""
     from moorage.client.errors import ClientError
@@ -249,7 +248,7 @@ async def _limits(client: AsyncClient, result: Result) -> dict[str, Any] | None:
 
     if result.state in (TIMED_OUT, EXPIRED):
         with contextlib.suppress(ClientError):  # the end itself is known, and is told without the value
-            return (await client.job(result.job).show()).get("request")
+            return (await client.job(result.job).show()).request
     return None
 
 
@@ -303,7 +302,7 @@ async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progre
     while True:
         if watch.state == QUEUED:
             try:
-                progress.waiting(await client.job(job).explain())
+                progress.waiting((await client.job(job).explain()).data)
             except ClientError:
                 pass  # it is told by the watch if it lasts
         await asyncio.sleep(WHY_AGAIN_S)

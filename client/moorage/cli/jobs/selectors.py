@@ -148,32 +148,32 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
     """Return the ids that `last`, `all` or `begins-*` means now. Raises `NotFound` if there is none, except for
     `all`."""
     if word == LAST:
-        rows = (await client.ls(limit=1))["jobs"]
+        rows = (await client.ls(limit=1)).jobs
         if not rows:
             from moorage.client.errors import not_found
 
             raise not_found(f"tenant {client.tenant} has no job", next="moorage submit creates a job")
-        return [rows[0]["job"]]
+        return [rows[0].job]
     if word.endswith(EACH):
         return await _begun(client, word)
     data = await client.ls(LIVE, LOOKED_AT_MAX)
-    live = sum(number for state, number in data["counts"].items() if state not in TERMINAL)
-    if live > len(data["jobs"]):
+    live = sum(number for state, number in data.counts.items() if state not in TERMINAL)
+    if live > len(data.jobs):
         say(
-            f"warning[selector]: all names only the newest {len(data['jobs'])} of {live} jobs that have not ended; "
+            f"warning[selector]: all names only the newest {len(data.jobs)} of {live} jobs that have not ended; "
             "name the others by their ids, or run the command again once these have ended"
         )
-    return [row["job"] for row in data["jobs"]]
+    return [row.job for row in data.jobs]
 
 
 async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> list[str]:
     """Return the ids that begin as the word says. Raises `NotFound` if there is none."""
     data = await client.ls(states, LOOKED_AT_MAX)
-    found = [row["job"] for row in data["jobs"] if row["job"].startswith(word.removesuffix(EACH))]
-    among = sum(number for state, number in data["counts"].items() if not states or state in states)
-    if among > len(data["jobs"]):
+    found = [row.job for row in data.jobs if row.job.startswith(word.removesuffix(EACH))]
+    among = sum(number for state, number in data.counts.items() if not states or state in states)
+    if among > len(data.jobs):
         say(
-            f"warning[selector]: {word} was searched for only among the newest {len(data['jobs'])} of {among} jobs"
+            f"warning[selector]: {word} was searched for only among the newest {len(data.jobs)} of {among} jobs"
             + (
                 " that have not ended; run the command again once these have ended"
                 if states
@@ -189,7 +189,7 @@ async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> 
 
 
 async def _newest(client: AsyncClient) -> list[str]:
-    return [row["job"] for row in (await client.ls(limit=LOOKED_AT_MAX))["jobs"]]
+    return [row.job for row in (await client.ls(limit=LOOKED_AT_MAX)).jobs]
 
 
 _MADE_UP_CHARS: Final = 15

@@ -59,7 +59,7 @@ def show(
             return None
 
         async def ask(name: str) -> Answer:
-            answer = await client.answer("show", {"job": name})
+            answer = await client._wire.answer("show", {"job": name})
             if ports := await _ports_of(client, name, answer.data):
                 answer.data["ports"] = ports
             if cuts := await _cuts_of(client, name, answer.data):
@@ -103,7 +103,7 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
 
     async def ask(replica: int, attempt: int | None, stream: StreamName) -> None:
         with contextlib.suppress(ClientError):
-            page = await read_page(client, job, replica, attempt, stream, -1, 1)
+            page = await read_page(client._wire, job, replica, attempt, stream, -1, 1)
             if page.truncated:
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 
@@ -307,7 +307,7 @@ def ls(
 
             await watch_jobs(client, states, limit, options)
             return None
-        answer = await client.answer("ls", {"states": states, "limit": limit})
+        answer = await client._wire.answer("ls", {"states": states, "limit": limit})
         rows = answer.data["jobs"]
         if options.shown(answer, rows):
             return None
@@ -357,7 +357,7 @@ def cancel(
     async def work(client: AsyncClient) -> int | None:
         names = await ids_to_cancel(client, jobs)
         for name in names:
-            answer = await client.answer("cancel", {"job": name, "reason": reason, "by": who()})
+            answer = await client._wire.answer("cancel", {"job": name, "reason": reason, "by": who()})
             if options.shown(answer, [answer.data]):
                 continue
             was = answer.data["was"]

@@ -23,7 +23,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.follow.result import Result
+    from moorage.client.follow.story import Result
     from moorage.schemas.frames import Event
 
 #: of the columns of rows that come one by one, so that the first ones stand below each other: a state's longest name,
@@ -72,7 +72,7 @@ def wait(
                 result = results[job.id] = _known(job.known_result)
                 meanwhile.over(job.id)
                 if options.json or options.format:
-                    answer = await client.answer("show", {"job": job.id})
+                    answer = await client._wire.answer("show", {"job": job.id})
                     options.shown(answer, [answer.data])
                 else:
                     code = None if result.code is None else shell_code(result.code)
@@ -145,9 +145,9 @@ class Meanwhile:
             data = await self._client.job(first).explain()
         except ClientError:
             return f"waiting for {first}"  # what is wrong is told by who waits for it, if it lasts
-        why = waits(data) if "reason" in data else ""
+        why = waits(data.data) if data.reason else ""
         over = f"{self._of - len(self._left)} of {self._of} jobs ended" if self._of > 1 else ""
-        return "  ".join(filter(None, (over, first, state(data["state"], sys.stderr), why)))
+        return "  ".join(filter(None, (over, first, state(data.state, sys.stderr), why)))
 
 
 def events(

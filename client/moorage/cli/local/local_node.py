@@ -237,9 +237,9 @@ class Node:
         hosts = simulated_of(WorkerSettings(Path("unused"), simulate=self._simulate or None))
         expected = len(hosts) if hosts is not None else 1
         while True:
-            fleet = await client.fleet()
-            if sum(worker["state"] not in NOT_HERE for worker in fleet["workers"]) >= expected:
-                return fleet
+            fleet = await client.fleet.show()
+            if sum(worker.state not in NOT_HERE for worker in fleet.workers) >= expected:
+                return fleet.data
             await asyncio.sleep(READY_LOOK_S)
 
     def _say_screen(self, fleet: dict[str, Any]) -> None:

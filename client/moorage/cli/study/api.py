@@ -41,17 +41,17 @@ def api(
         from moorage.bus.inbox import Mux
         from moorage.client.errors import unanswered
 
-        admin = verb.startswith(ADMIN)
+        wire, admin = client._wire, verb.startswith(ADMIN)
         subject = (
-            client.subjects.admin(verb.removeprefix(ADMIN), client.operator)
+            wire.subjects.admin(verb.removeprefix(ADMIN), wire.operator)
             if admin
-            else client.subjects.api(client.tenant, verb)
+            else wire.subjects.api(wire.tenant, verb)
         )
-        mux = await Mux.open(client.link)
+        mux = await Mux.open(wire.link)
         try:
-            answer = await mux.request(subject, payload, client.timeout_s)
+            answer = await mux.request(subject, payload, wire.timeout_s)
         except BusError as error:
-            raise unanswered(error, client.context.where if client.context else "", client.timeout_s) from None
+            raise unanswered(error, wire.context.where if wire.context else "", wire.timeout_s) from None
         finally:
             await mux.close()
         return _show(answer)

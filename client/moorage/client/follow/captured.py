@@ -6,9 +6,8 @@ from collections import deque
 from typing import Final
 
 from moorage.client.follow.budget import SPARE_BYTES, Budget
-from moorage.client.follow.output import Piece, tail_of
-from moorage.client.follow.ports import Reads
-from moorage.client.follow.result import Result, decided
+from moorage.client.follow.output import Piece, Reads, tail_of
+from moorage.client.follow.story import Result, decided
 from moorage.schemas.frames import ResultLine, StreamName
 
 #: most bytes kept of each stream of each replica; if there are more, the first ones are dropped

@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import math
 import weakref
-from collections.abc import Iterable
-from typing import Final, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
 
-from moorage.bus.transport import Delivery, Subscribed
+from moorage.bus.transport import Delivery, Handler, Subscribed
 from moorage.client.errors import NotPermitted
-from moorage.client.follow.ports import Asks
+from moorage.client.follow.output import Reads
 from moorage.client.follow.story import Story
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Event, Events, ResultLine, Results
+from moorage.schemas.frames import Answer, Event, Events, ResultLine, Results
+from moorage.schemas.subjects import Subjects
 
 #: how long a client stays subscribed after it awaited a result
 LINGER_S: Final = 5.0
@@ -40,6 +41,22 @@ HELD_MAX: Final = 64
 
 _decode_results: Final[Decoder[Results]] = Decoder(Results, from_leader=True)
 decode_events: Final[Decoder[Events]] = Decoder(Events, from_leader=True)
+
+
+class Asks(Reads, Protocol):
+    """A client that can follow jobs. `AsyncClient` documents the methods."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def subjects(self) -> Subjects: ...
+
+    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer: ...
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed: ...
+
+    async def subscribe_ahead(self, subject: str, handler: Handler) -> Subscribed: ...
 
 
 class Listener(Protocol):

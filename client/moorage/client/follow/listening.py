@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from moorage.bus.transport import Delivery
 from moorage.client.follow.budget import Held
 from moorage.client.follow.feed import decode_events
-from moorage.client.follow.stories import Stories
+from moorage.client.follow.follower import Stories
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, FleetFrame
@@ -23,7 +23,7 @@ _decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
 async def fleet_frames(stories: Stories) -> AsyncGenerator[FleetFrame, None]:
-    """Yield the leader's frames of the fleet; see `AsyncClient.fleet_frames`."""
+    """Yield the leader's frames of the fleet; see `Fleet.frames`."""
     async with contextlib.aclosing(
         _listen(stories, stories.asks.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
     ) as frames:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
-from moorage.client.follow.ports import Reads
 from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, StreamName
 
 OVERLOADED_TRIES_MAX: Final = 50
@@ -25,6 +24,12 @@ ORDER_NUMBER_BYTES: Final = 4
 
 #: replica, attempt (None: the newest, where no number is known), stream
 _Key = tuple[int, int | None, StreamName]
+
+
+class Reads(Protocol):
+    """A client that can read output."""
+
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):

@@ -1,20 +1,41 @@
-"""The transitions of one job, merged by revision from every source: its own subject, the tenant's frames, the leader's
-answers and the history."""
+"""What is known of one job: its transitions, merged by revision from every source (its subject, the tenant's frames,
+the leader's answers and the history), how it ended, and what a handle on it last saw."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from moorage.client.follow.result import Result, result_of
+from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Answer, Change, Event
-from moorage.schemas.job import TERMINAL
+from moorage.schemas.job import ACCEPTED, CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 
 #: most events that wait for earlier transitions; beyond it the leader is asked
 AHEAD_MAX: Final = 64
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How a job ended. `changes` are the transitions that were seen, in order.
+
+    `code` is the exit status of the attempt that decided the job's end: minus the signal if negative, 0 if all replicas
+    succeeded, None if none is known, as when no attempt ran or its worker was lost. `value` is the return value of a
+    handler, or a list of them if the job has several replicas; None for other jobs, and if the handler returned none.
+    Only `run` sets `stdout`, `stderr` and `lost_bytes`, the number of bytes known to be missing in them.
+    """
+
+    job: str
+    state: str
+    code: int | None = None
+    why: str = ""
+    changes: list[Change] = []
+    stdout: str = ""
+    stderr: str = ""
+    lost_bytes: int = 0
+    value: Any = None
 
 
 class Story:
@@ -137,3 +158,71 @@ def changes_of(data: Mapping[str, Any]) -> list[Change]:
 def behind(rev: int, changes: list[Change]) -> list[Change]:
     """Return the transitions after revision `rev`."""
     return [change for change in changes if change.rev > rev]
+
+
+def decided(changes: Sequence[Change], state: str) -> Change | None:
+    """Return the transition that decided the job's final `state`; None if it was not seen.
+
+    For a gang that failed, it is the transition of the rank that failed first: the last transitions have the code of
+    every rank.
+    """
+    ended = [change for change in changes if change.state == state] if state in TERMINAL else []
+    if not ended:
+        return None
+    exits = (each for each in changes if each.state == EXITED and each.attempt == ended[-1].attempt)
+    first = next((change for change in exits if change.code), None) if state == FAILED else None
+    return first or next((change for change in ended if change.code), ended[-1])
+
+
+def result_of(job: str, state: str, changes: list[Change], why: str, shown: Mapping[str, Any]) -> Result:
+    """Return the result of a job that has ended. `shown` is an answer of `show` or `ls`, for transitions not seen."""
+    last = decided(changes, state)
+    well = 0 if state == SUCCEEDED else None  # the end of a succeeded gang has no code: every rank exited with 0
+    if last is None:
+        code = shown.get("code")
+        return Result(job, state, well if code is None else code, shown.get("why", why), changes)
+    code = well if last.code is None else last.code
+    ended = last.why
+    if state == CANCELLED or ended == ENDED_AS_ASKED:  # the reason in the order says more than the worker's
+        asked = (CANCELLING,) if state == CANCELLED else (CANCELLING, ENDING)
+        ended = next((each.why for each in reversed(changes) if each.state in asked and each.why), ended)
+    return Result(job, state, code, ended, changes)
+
+
+class Seen:
+    """The part of a `Job` that events and answers update: the job's state as this process last saw it."""
+
+    __slots__ = ("_began_s", "_gpu", "_result", "id", "state", "worker")
+
+    def __init__(self, id: str, state: str, began_s: float | None) -> None:
+        self.id = id
+        self.state = state
+        self.worker = ""
+        self._gpu = ""
+        self._began_s = began_s
+        self._result: Result | None = None
+
+    @property
+    def known_result(self) -> Result | None:
+        """How the job ended, if `result` or a wait for several jobs found that by this handle; else None."""
+        return self._result
+
+    def _saw(self, event: Event) -> None:
+        """Keep the state and worker of an event."""
+        self.state = event.state
+        for change in event.changes:
+            if change.state == ACCEPTED and self._began_s is None:
+                self._began_s = time.monotonic() - max(time.time() - change.time_ms / 1000, 0)
+            self.worker = change.worker or self.worker
+
+    def _learn(self, row: dict[str, Any]) -> None:
+        """Keep the job's present state, from an answer of `show` or `ls`."""
+        self.state = row["state"]
+        self._gpu = row.get("gpu", self._gpu)
+        self.worker = row.get("worker", self.worker)
+        if "age_ms" in row:
+            self._began_s = time.monotonic() - row["age_ms"] / 1000
+
+    def _ended(self, result: Result) -> None:
+        """Keep how the job ended. From now on `result` returns at once, unless it has to read a handler's value."""
+        self.state, self._result = result.state, result

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Literal
 
+import msgspec
+
 from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.errors import JobFailed
+from moorage.client.follow.captured import Captured, Tail
+from moorage.client.follow.follower import Following, Stories
 from moorage.client.follow.output import STREAMS, Joiner, Piece, newest_attempts
-from moorage.client.follow.result import Result
-from moorage.client.follow.stories import Following
+from moorage.client.follow.story import Result
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, Output, StreamName
-from moorage.schemas.job import RUNNING
+from moorage.schemas.job import RUNNING, SUCCEEDED, Request
 
 #: how long to wait for the end of the output after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
@@ -198,3 +202,37 @@ class Watch:
                 if self._replica in (None, replica):
                     async for piece in self.joiner.kept(replica, attempt):
                         yield piece
+
+
+async def run(
+    stories: Stories, job: str, asked: Request, submit: Callable[[], Awaitable[None]], timeout_s: float
+) -> Result:
+    """Submit a job, and return its result with its output. The watch opens first, so that no output is missed.
+
+    Raises as `AsyncClient.run`.
+    """
+    captured, tail = Captured(stories.budget), Tail()
+    watch = Watch(Following(stories, job, to_submit=asked, ahead=True, at_end=True), past=True)
+    await watch.open()
+    try:
+        await submit()
+        if asked.events == "tenant" and stories.feed.is_refused:  # a watch that asks first turns on the job's subject
+            await watch.close()
+            watch = Watch(Following(stories, job, ahead=True), past=True)
+            await watch.open()
+        async for item in watch.follow(timeout_s):
+            if isinstance(item, Piece):
+                captured.take(item)
+                tail.take(item)
+    finally:
+        captured.close()
+        await watch.close()
+    result = msgspec.structs.replace(
+        watch.result(),
+        stdout=captured.text("out"),
+        stderr=captured.text("err"),
+        lost_bytes=captured.lost_bytes,
+    )
+    if result.state != SUCCEEDED:
+        raise JobFailed(result, await tail.or_kept(stories.asks, result), asked)
+    return result

@@ -1,0 +1,192 @@
+"""What the scheduler answers to `show`, `ls`, `explain`, `plan` and `fleet`, as structs.
+
+Each has in `data` the whole answer as on the wire, with what no field here names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Change
+from moorage.schemas.job import Request
+from moorage.schemas.operate import Hold
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of `ls`.
+
+    `gpu` is the token of what it asks for, `attempt` the newest of its replicas' attempts (0 before the first),
+    `worker` the first worker that has it now or had it last, `workers` how many have it now. `code` is its exit code,
+    None while it runs. Of a job that ended long ago only `job`, `tenant` and `state` are sure.
+    """
+
+    job: str
+    tenant: str
+    state: str
+    rev: int = 0
+    gpu: str = ""
+    priority: int = 0
+    attempt: int = 0
+    age_ms: int = 0
+    worker: str = ""
+    workers: int = 1
+    simulated: bool = False
+    code: int | None = None
+    why: str = ""
+    hold: Hold | None = None
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica of a job: its attempt, and the worker and GPUs that it has now."""
+
+    replica: int
+    state: str
+    attempt: int
+    fence: int
+    retries: int = 0
+    losses: int = 0
+    refusals: int = 0
+    worker: str = ""
+    gpus: list[str] = []
+    mode: str = ""
+
+
+class JobInfo(JobRow, frozen=True, kw_only=True):
+    """One job in full. `changes` are its last transitions, `usage` what it was granted and has used of GPUs, `kept`
+    until when its remains are kept, in milliseconds since 1970. `request` is None once it is no longer kept,
+    and a `compacted` job has nothing but its end."""
+
+    request: Request | None = None
+    replica_states: list[ReplicaInfo] = []
+    changes: list[Change] = []
+    usage: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    capabilities: dict[str, Any] = {}
+    compacted: bool = False
+    accepted_ms: int = 0
+    ended_ms: int = 0
+    data: dict[str, Any] = {}
+
+
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of a tenant, newest first, and how many there are in each state."""
+
+    jobs: list[JobRow] = []
+    counts: dict[str, int] = {}
+    finished_kept: int = 0
+    data: dict[str, Any] = {}
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job waits: the main `reason` and what it `means`; both are "" for a job that does not wait.
+
+    `workers_left` has how many workers remain after each condition. `held_by` says who has what it needs. It is at
+    `position` of `queued`. `starts` is a forecast: `p50_ms` and `p90_ms` from now, and the `runs` behind it.
+    `fixes` are changes of the request with which it would start earlier.
+    """
+
+    job: str
+    tenant: str
+    state: str
+    why: str = ""
+    reason: str = ""
+    means: str = ""
+    because: str = ""
+    needs: str = ""
+    asks: str = ""
+    workers_left: dict[str, int] = {}
+    held_by: list[str] = []
+    waiting_replicas: int = 0
+    priority: int | None = None
+    position: int | None = None
+    queued: int | None = None
+    starts: dict[str, Any] = {}
+    fixes: list[dict[str, Any]] = []
+    data: dict[str, Any] = {}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen to a request. `starts` is `now`, `later`, `unknown`, `never`, `refused`, or `none`.
+
+    `ledger` is what the plan is based on: the `if_seq` of a submit that holds only as long. `replicas_now` of
+    `replicas` would start now, at `places`. `in_ms` is when it starts later, on the worker `on`. `waiting` says
+    why it waits, `problem` why it is refused. `preempts` are the jobs that would be ended for it, `starting`
+    waiting jobs that the assumed changes would let start, and `empty`, by drained worker, after how many ms it
+    holds nothing.
+    """
+
+    starts: str
+    ledger: int
+    in_ms: dict[str, int] | None = None
+    on: str = ""
+    places: list[dict[str, Any]] = []
+    replicas_now: int = 0
+    replicas: int = 0
+    warnings: list[str] = []
+    preempts: dict[str, Any] | None = None
+    starting: dict[str, Any] | None = None
+    empty: dict[str, int | None] | None = None
+    waiting: dict[str, Any] | None = None
+    problem: Problem | None = None
+    data: dict[str, Any] = {}
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker. `state` is `up`, `not-heard`, `stale`, `lost`, `left`, `claimed-locally`, or the `flag` that an
+    operator set. `cells` has a character for each GPU, as `moorage fleet` prints it. `members` counts the attempts
+    that it has. CPU is in thousandths, memory in MiB."""
+
+    worker: str
+    state: str
+    flag: str = ""
+    simulated: bool = False
+    models: list[str] = []
+    gpus: int = 0
+    free: int = 0
+    cells: str = ""
+    members: int = 0
+    cpu_milli: int = 0
+    cpu_free_milli: int = 0
+    memory_mib: int = 0
+    memory_free_mib: int = 0
+    labels: dict[str, Any] = {}
+    drivers: list[str] = []
+    release: str = ""
+    heard_ms_ago: int | None = None
+    quarantined: list[int] = []
+    troubles: list[Any] = []
+
+
+class Fits(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs of one model: all, the free ones, and the largest exclusive request that would start now on one host."""
+
+    model: str
+    gpus: int
+    free: int
+    largest: int
+
+
+class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers in the order of their names, what fits now, and counts of jobs. `epoch` is the leader's term."""
+
+    epoch: int
+    leader: str
+    ledger: int
+    workers: list[WorkerInfo]
+    fits_now: list[Fits] = []
+    queued: int = 0
+    live_jobs: int = 0
+    finished_kept: int = 0
+    data: dict[str, Any] = {}
+
+
+T = TypeVar("T", JobInfo, JobList, Explanation, Plan, FleetInfo)
+
+
+def told(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Return an answer's data as a struct."""
+    return msgspec.convert({**data, "data": data}, kind)

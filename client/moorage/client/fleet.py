@@ -1,0 +1,94 @@
+"""The workers of a fleet: what an operator sees of them, and drain and cordon. `AsyncClient.fleet`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from moorage.client.asking import decode_flag
+from moorage.client.connected import data_of
+from moorage.client.durations import Duration
+from moorage.client.login import who
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import FleetFrame
+
+if TYPE_CHECKING:
+    from moorage.client.answers import FleetInfo
+    from moorage.client.connected import Connected
+
+
+class Fleet:
+    """The workers, asked through an open client.
+
+    All raise `NotPermitted`, `NoScheduler`, `Unreachable`.
+    """
+
+    def __init__(self, client: Connected) -> None:
+        self._client = client
+
+    async def show(self) -> FleetInfo:
+        """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs.
+
+        `fits_now` has for each model its GPUs, how many are free, and the largest exclusive request that would start
+        now on one host.
+        """
+        from moorage.client.answers import FleetInfo, told
+
+        return told(FleetInfo, data_of(await self._client.operate("fleet")))
+
+    async def audit(self) -> dict[str, Any]:
+        """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.
+
+        A difference counts as drift only if two audits, several renewals apart, both show it. `not_looked` names the
+        workers that did not check their devices within 2.5 s.
+        """
+        return data_of(await self._client.operate("audit"))
+
+    async def drain(
+        self,
+        worker: str,
+        *,
+        within: Duration | None = None,
+        begin: Duration | None = None,
+        last: Duration | None = None,
+        why: str = "",
+    ) -> dict[str, Any]:
+        """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`.
+
+        With `within`, the running jobs get their checkpoint signal, are ended within that time, and start again
+        elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty. `last`
+        is the duration after which the worker opens again on its own. The drain is in the ledger; `uncordon` undoes it.
+        Return the fields of a `Done`; its `changed` is false if the worker was draining already and neither drain has
+        times.
+        """
+        from moorage.client.moments import drain_fields
+
+        arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
+        return await self._client._request(self._client._admin_subject("drain"), encode(arguments), decode_flag)
+
+    async def cordon(self, worker: str) -> dict[str, Any]:
+        """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
+
+        Return the fields of a `Done`; its `changed` is false if nothing had to change.
+        """
+        return await self._flag("cordon", worker)
+
+    async def uncordon(self, worker: str) -> dict[str, Any]:
+        """Undo cordon or drain. Raises `NotFound`.
+
+        Return the fields of a `Done`; its `changed` is false if the worker was open.
+        """
+        return await self._flag("uncordon", worker)
+
+    async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
+        arguments = {"worker": worker, "by": who()}
+        return await self._client._request(self._client._admin_subject(verb), encode(arguments), decode_flag)
+
+    async def frames(self) -> AsyncIterator[FleetFrame]:
+        """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
+        from moorage.client.follow.listening import fleet_frames
+
+        async with contextlib.aclosing(fleet_frames(self._client._stories)) as frames:
+            async for frame in frames:
+                yield frame
