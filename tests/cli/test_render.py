@@ -13,8 +13,9 @@ from moorage.cli.fleet import usage
 from moorage.cli.fleet.workers import _troubles, kept, levels, limits, model_words, packed, told_of
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
-from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
+from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
 from moorage.cli.framework.screen import Screen, cut
+from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs import job_rows, show_ls_cancel, wait
 from moorage.cli.jobs.job_rows import jobs_table
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.framework.render import GAP, age, folded, table
+from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
+from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
 from moorage.schemas.actors import words

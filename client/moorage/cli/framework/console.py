@@ -115,7 +115,7 @@ def fail(error: MoorageError, *, json: bool = False) -> int:
 
 
 def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
-    from moorage.cli.framework.render import folded
+    from moorage.cli.framework.wrapping import folded
 
     def write(text: str) -> None:
         say(folded(text, sys.stderr))

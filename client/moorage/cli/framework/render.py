@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from moorage.cli.framework.console import paint, plain
+from moorage.cli.framework.wrapping import in_lines
 from moorage.client.durations import age
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def table(
     texts = [[*map(_shortened, row[:-1], widths), row[-1]] for row in texts]
     lines = _heading(header, left_out, widths, numbers, last, stream)
     for row in texts:
-        first, *rest = _wrapped(row[-1], last, breaks=True) if wraps else [row[-1]]
+        first, *rest = in_lines(row[-1], last, breaks=True) if wraps else [row[-1]]
         lines.append(_line([*row[:-1], first], widths, header, numbers, last, stream))
         lines += [" " * (sum(widths[:-1]) + len(GAP) * (len(widths) - 1)) + line for line in rest]
     return "\n".join(lines)
@@ -212,7 +213,7 @@ def _record(header: Sequence[str], row: Sequence[str], columns: int, stream: Tex
     for name, cell in zip(header[1:], row[1:], strict=True):
         if cell == "-":
             continue
-        first, *rest = _wrapped(cell, max(columns - width - 2 * len(GAP), 1), breaks=True)
+        first, *rest = in_lines(cell, max(columns - width - 2 * len(GAP), 1), breaks=True)
         shown = state(first, stream) if name == "STATE" else first
         lines.append(f"{GAP}{paint(name.ljust(width), 'dim', stream)}{GAP}{shown}")
         lines += [" " * (width + 2 * len(GAP)) + line for line in rest]
@@ -266,36 +267,18 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
         indent = " " * width + GAP
         if max(map(len, value.split()), default=0) > room:  # a word that does not fit begins in a line of its own
             indent = GAP
-            first, *rest = "", *_wrapped(value, max(room + width, 1))
+            first, *rest = "", *in_lines(value, max(room + width, 1))
         else:
-            first, *rest = _wrapped(value, room)
+            first, *rest = in_lines(value, room)
         first = state(first, stream) if name == "state" else first
         lines.append(f"{paint(name.ljust(width), 'dim', stream)}{GAP}{first}".rstrip())
         lines += [indent + line for line in rest]
     return "\n".join(lines)
 
 
-def _wrapped(text: str, room: int, *, breaks: bool = False) -> list[str]:
-    """Return the text in lines of at most `room` characters. A longer word is broken if `breaks` is set, and is too
-    long otherwise."""
-    if len(text) <= room:
-        return [text]
-    import textwrap
-
-    return textwrap.wrap(text, room, break_long_words=breaks, break_on_hyphens=False)
-
-
 def wrapped(text: str, indent: int) -> list[str]:
     """Return the text in lines that fit a terminal beside an indent of so many characters, broken between words."""
-    return _wrapped(text, max(shutil.get_terminal_size().columns - indent, LAST_COLUMN_MIN)) or [""]
-
-
-def folded(text: str, stream: TextIO) -> str:
-    """Return the text with lines that a terminal does not wrap within a word. In a pipe nothing changes."""
-    if not stream.isatty():
-        return text
-    columns = shutil.get_terminal_size().columns
-    return "\n".join(part for line in text.splitlines() for part in _wrapped(line, columns) or [""])
+    return in_lines(text, max(shutil.get_terminal_size().columns - indent, LAST_COLUMN_MIN)) or [""]
 
 
 def waits(explained: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
-from moorage.cli.framework.render import age, facts, folded, ports_words, table, utc, utc_ms
+from moorage.cli.framework.render import age, facts, ports_words, table, utc, utc_ms
+from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.job_rows import (
     code_cell,
     counts_line,

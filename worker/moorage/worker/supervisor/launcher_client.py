@@ -31,8 +31,10 @@ class LauncherGone(Exception):
     """The launcher ended, or did not answer within `ANSWER_S`: the requested start may or may not have happened."""
 
 
-def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
-    """Return the compiled launcher's descriptor and "", or -1 and why it cannot be used.
+def open_compiled(program: Path = PROGRAM, contract: int = CONTRACT) -> tuple[int, str]:
+    """Return the descriptor of a compiled program and "", or -1 and why it cannot be used.
+
+    `contract` is its exit status without arguments, by which it is known to be built from these sources.
 
     The descriptor keeps the same file when a newer release is installed over it.
     """
@@ -48,7 +50,7 @@ def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
                 f"can be written by other users (uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}): remove that"
                 " permission with chmod go-w"
             )
-        elif subprocess.run(command, pass_fds=[descriptor], timeout=_PROBE_S, check=False).returncode != CONTRACT:
+        elif subprocess.run(command, pass_fds=[descriptor], timeout=_PROBE_S, check=False).returncode != contract:
             why = "was built from other sources"
         else:
             return descriptor, ""

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 /* CONTRACT is the exit status without arguments: raise it whenever the description above changes. */
-enum { CONTRACT = 102, CANNOT_START = 126, NOT_FOUND = 127 };
+enum { CONTRACT = 101, CANNOT_START = 126, NOT_FOUND = 127 };
 
 static int refuse(const char *what) {
     int code = errno == ENOENT ? NOT_FOUND : CANNOT_START;

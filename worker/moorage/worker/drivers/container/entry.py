@@ -19,6 +19,8 @@ from moorage.worker.supervisor.output import member_digest
 
 #: where the build hook (worker/build_hook.py) puts the program, compiled from entry.c
 PROGRAM: Final = Path(__file__).with_name("entry.bin")
+#: as in entry.c
+CONTRACT: Final = 101
 #: paths in the container
 PROGRAM_AT: Final = "/run/moorage/entry"
 VARIABLES_AT: Final = "/run/moorage/variables"
@@ -39,7 +41,7 @@ class Entries:
 
         Raises NoEntry.
         """
-        descriptor, why = open_compiled(PROGRAM)
+        descriptor, why = open_compiled(PROGRAM, CONTRACT)
         if descriptor < 0:
             raise NoEntry(f"{why}; a job with secrets needs it")
         os.close(descriptor)
