@@ -9,22 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.core.ledger import digests
 from moorage.scheduler.core.ledger.invariants import validate
-from moorage.scheduler.core.ledger.snapshot import snapshot_digest
-from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.queue_streams import stream_config
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.backup import BackupRefused, backup, read, restore
-from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
-from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.scheduler.ledger.ledger import Ledger
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import BRIEF, Caller, RealProcess, Stack, caller, is_alive, stack
 from tests.servers import MortalServer, Server, WheelServer
