@@ -53,7 +53,7 @@ def test_what_escaped_once(name: str, seed: int, number: int) -> None:
     assert fuzz(target, seed, range(number, number + 1)).escapes == []
 
 
-@pytest.mark.parametrize("name", ["schemas.codec.decode_request", "scheduler.intake._decode_from_worker"])
+@pytest.mark.parametrize("name", ["schemas.codec.decode_request", "scheduler.leader.intake._decode_from_worker"])
 def test_what_the_outside_may_send_is_nearly_right_and_not_noise(name: str) -> None:
     """So that what stands behind the first look is met, too."""
     [target] = [each for each in targets() if each.name == f"moorage.{name}"]

@@ -74,6 +74,7 @@ def story(shown: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple(change.get(word) for word in words) for change in changes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 async def test_a_ledger_of_a_release_before_is_led_on(nats_server: Server, unique: str, release: str) -> None:
     it = recorded(release)
