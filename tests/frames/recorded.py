@@ -54,8 +54,8 @@ PRESENT: Final = "present"
 #: the releases whose frames are kept, the first being 0.3, and the present one
 KEPT: Final = sorted(folder.name for folder in FOLDER.iterdir() if (folder / "expected.json").exists())
 RELEASES: Final = [*KEPT, PRESENT]
-#: those of them whose workers this release works with
-NEIGHBOURS: Final = [release for release in RELEASES if release == PRESENT or release_problem(release) is None]
+#: those kept whose workers this release works with
+NEIGHBOURS: Final = [release for release in KEPT if release_problem(release) is None]
 
 #: by the word after the prefix, and of a worker's subject by its verb
 _SAID: Final[dict[str, Decoder[Any]]] = {
