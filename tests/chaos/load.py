@@ -209,7 +209,7 @@ class Nuisance:
         return f"{self._prefix}." + self._random.choice(
             (
                 f"api.{tenant}.{verb}", f"request.{tenant}.submit", f"request.{tenant}.cancel",
-                "admin._.drain", "admin.drain",
+                "admin._.drain",
                 f"worker.{worker}.join", f"worker.{worker}.renew", f"worker.{worker}.fact", f"worker.{worker}.wanted",
                 f"hello.{worker}", f"load.{worker}", "fleet.rollcall",
             )

@@ -10,7 +10,6 @@ import pytest
 from moorage.cli.fleet.ledger import ledger_guarded
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.options import OF_LEDGER
-from moorage.scheduler.core.ledger.digests import COMPUTED
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, snapshot_digest
 from moorage.scheduler.ledger.backup import MAGIC, BackupRefused, Header, read
 from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
@@ -37,7 +36,7 @@ def test_a_backup_whose_state_contradicts_itself_is_refused(tmp_path: Path) -> N
     drive.state.digest = drive.state.full_digest()
     data = dump(drive.state)
     digest, file = snapshot_digest(data), tmp_path / "a.backup"
-    header = Header("l", drive.state.seq, 1, 2, 1, 0.0, "0.3", digest, len(data), COMPUTED)
+    header = Header("l", drive.state.seq, 1, 2, 1, 0.0, "0.3", digest, len(data), 1)
     file.write_bytes(MAGIC + msgspec.json.encode(header) + b"\n" + data)
     with pytest.raises(BackupRefused, match="contradicts itself"):
         read(file)

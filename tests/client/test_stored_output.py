@@ -100,6 +100,18 @@ def raw(piece: Piece) -> bytes:
     return piece.text.encode() if piece.data is None else piece.data
 
 
+async def test_a_character_that_a_page_has_cut_is_given_whole_by_the_piece_behind_it() -> None:
+    """A page that is no text ends anywhere; the next piece of text begins with the character that it has cut."""
+    data = b"\xff\xc3\xa4b"
+    source = Keeping(data)
+    source.written = 2
+    joiner = joiner_on(source)
+    got = [piece async for piece in joiner.kept(0, 1)]
+    source.written = len(data)
+    got += [piece async for piece in joiner.joined(Piece(0, 1, "out", 1, "\xe4b", next=4))]
+    assert b"".join(map(raw, got)) == data
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_every_byte_is_given_once_whatever_is_lost_doubled_or_late(seed: int) -> None:
     chance = random.Random(seed)

@@ -81,7 +81,7 @@ def rows(queue: bool) -> Iterable[Row]:
             yield Row(f"moorage.worker.{worker}.{verb}", "sched", worker)
     for verb in (*ADMIN_VERBS, "nonsense"):
         yield Row(f"moorage.admin.ana.{verb}", "ana", "sched")
-        for other in (".ben", "._", ""):  # another operator's name, no name, and the subject of 0.2
+        for other in (".ben", "._"):  # another operator's name, and none
             yield Row(f"moorage.admin{other}.{verb}", "", "sched")
     yield Row("moorage.fleet.frame", "sched", "graf ana")
     yield Row("moorage.fleet.rollcall", "sched", "w1 w2")

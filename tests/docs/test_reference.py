@@ -57,10 +57,9 @@ def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:
     text = reference("permissions")
     known = {word for _, words in ROLES.values() for word in words}
     for row in Subjects().table():
-        if row.writes != "clients of 0.2":
-            assert f"| publishes | `{row.subject}` |" in text, row.subject
+        assert f"| publishes | `{row.subject}` |" in text, row.subject
         assert f"| subscribes | `{row.subject}` |" in text, row.subject
-        assert names(row.writes) | names(row.reads) <= known | {"clients of 0.2"}, row
+        assert names(row.writes) | names(row.reads) <= known, row
 
 
 def test_every_frame_is_on_the_protocol_page() -> None:

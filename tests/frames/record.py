@@ -171,7 +171,7 @@ class Recording:
 
     async def up(self) -> None:
         async def is_up() -> bool:
-            fleet = await self.ask("admin.fleet", {}, by=self.poll)
+            fleet = await self.ask("admin._.fleet", {}, by=self.poll)
             return any(row["state"] == "up" for row in fleet["data"]["workers"])
 
         await until(is_up, WAIT_S, "the worker")
@@ -180,10 +180,10 @@ class Recording:
 async def one_of_each(it: Recording) -> dict[str, str]:
     """A job of each kind, and every question; how each job ended."""
     scheduler = await it.start("scheduler", "--name", "recorded")
-    await it.ask("admin.fleet", {}, by=it.poll)
+    await it.ask("admin._.fleet", {}, by=it.poll)
     agent = await it.worker()
     await it.up()
-    await it.ask("admin.fleet", {})
+    await it.ask("admin._.fleet", {})
     await it.submit("ok", "true")
     await it.submit("packed", "true", msgpack=True, labels={"as": "msgpack"})
     await it.submit("fails", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3", retries=1)
@@ -207,9 +207,9 @@ async def one_of_each(it: Recording) -> dict[str, str]:
     await it.reaches("waits", *TERMINAL)
     await it.ask(f"request.{TENANT}.cancel", {"job": "never"})
     await it.reaches("never", *TERMINAL)
-    await it.ask("admin.cordon", {"worker": WORKER, "by": "operator"})
-    await it.ask("admin.uncordon", {"worker": WORKER, "by": "operator"})
-    await it.ask("admin.audit", {})
+    await it.ask("admin._.cordon", {"worker": WORKER, "by": "operator"})
+    await it.ask("admin._.uncordon", {"worker": WORKER, "by": "operator"})
+    await it.ask("admin._.audit", {})
     # the agent is restarted under a running job: the second join holds it
     await it.submit("adopted", "sleep", "3")
     await it.reaches("adopted", "RUNNING")

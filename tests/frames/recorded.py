@@ -9,6 +9,9 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +49,13 @@ from moorage.schemas.release import release_problem
 
 FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "moorage"
-#: the releases whose frames are kept
-RELEASES: Final = sorted(folder.name for folder in FOLDER.iterdir() if (folder / "expected.json").exists())
-#: those of them whose workers this release works with
-NEIGHBOURS: Final = [release for release in RELEASES if release_problem(release) is None]
+#: this release, as it is: recorded anew by each process that asks for it
+PRESENT: Final = "present"
+#: the releases whose frames are kept, the first being 0.3, and the present one
+KEPT: Final = sorted(folder.name for folder in FOLDER.iterdir() if (folder / "expected.json").exists())
+RELEASES: Final = [*KEPT, PRESENT]
+#: those kept whose workers this release works with
+NEIGHBOURS: Final = [release for release in KEPT if release_problem(release) is None]
 
 #: by the word after the prefix, and of a worker's subject by its verb
 _SAID: Final[dict[str, Decoder[Any]]] = {
@@ -151,7 +157,14 @@ class Recorded:
 
 @functools.cache
 def recorded(release: str) -> Recorded:
-    return Recorded(FOLDER / release)
+    if release != PRESENT:
+        return Recorded(FOLDER / release)
+    with tempfile.TemporaryDirectory(prefix="moorage-rec-") as out:
+        command = [sys.executable, "-m", "tests.frames.record", "--out", out]
+        done = subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (folder,) = Path(out).iterdir()
+        return Recorded(folder)
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -178,6 +191,9 @@ def lost(raw: Any, frame: Any, path: str = "$") -> list[str]:
             extra = [f"{path}.{name} is unknown" for name in raw if name not in fields and name != "kind"]
             pairs = [(name, value) for name, value in raw.items() if name in fields]
         return extra + [text for name, value in pairs for text in lost(value, getattr(frame, name), f"{path}.{name}")]
+    if isinstance(frame, dict):
+        gone = [f"{path}.{name} is gone" for name in raw if name not in frame]
+        return gone + [text for name in frame for text in lost(raw.get(name), frame[name], f"{path}.{name}")]
     if isinstance(frame, list):
         if len(raw) != len(frame):
             return [f"{path}: {len(raw)} items are {len(frame)}"]

@@ -69,7 +69,9 @@ class Replay:
         raw = message.raw
         joins = message.words[-1] == "join"
         for held in raw.get("holding" if joins else "held", ()):
-            held[4] = self.fences[(*held[:4],)]
+            name = (*held[:4],)
+            await until(lambda name=name: name in self.fences, WAIT_S, f"{name} placed")
+            held[4] = self.fences[name]
         if not joins:
             raw["session"] = self.sessions[raw["session"]]
         now = await self._ask(message, message.with_raw(self._changed(message, raw)))

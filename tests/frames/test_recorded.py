@@ -1,4 +1,4 @@
-"""The frames, the ledger and the snapshot of every release that was recorded are read by this one."""
+"""The frames, the ledger and the snapshot of every recorded release, and of this one, are read by this one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from moorage.schemas.release import RELEASE, minor_of
 from moorage.schemas.subjects import Subjects
 from tests.frames.recorded import RELEASES, Message, lost, newer, recorded
 
-pytestmark = pytest.mark.parametrize("release", RELEASES)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("release", RELEASES)]
 
 
 def of_each(release: str) -> list[tuple[Message, Decoder[Any], object]]:

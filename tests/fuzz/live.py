@@ -34,7 +34,7 @@ from moorage.schemas.job import STATES, TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.supervisor import protocol as supervisor
-from tests.frames.recorded import RELEASES, recorded
+from tests.fuzz import kept
 from tests.fuzz.mutate import mutated
 from tests.fuzz.targets import Target, samples_of
 from tests.live.stack import Caller, RealProcess, Stack, caller, stack, unique_prefix
@@ -87,11 +87,8 @@ class Assault:
     def _subjects(self, subjects: Subjects) -> list[tuple[str, Target]]:
         """Every subject that a process of ours hears, with what is said there."""
         said: dict[str, list[bytes]] = {}
-        for release in RELEASES:
-            for message in recorded(release).session:
-                if message.words:
-                    verb = message.words[2] if message.words[0] in ("worker", "api", "request") else message.words[-1]
-                    said.setdefault(verb, []).append(message.payload)
+        for verb, payload in kept.said():
+            said.setdefault(verb, []).append(payload)
 
         def at(subject: str, verb: str, kind: Any) -> tuple[str, Target]:
             return subject, Target(subject, bytes, (), kind, tuple(said.get(verb, ())))

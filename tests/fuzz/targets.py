@@ -42,7 +42,7 @@ from moorage.worker.supervisor import journal as supervisor_journal
 from moorage.worker.supervisor import protocol as supervisor
 from moorage.worker.supervisor.client import Supervised, SupervisorGone
 from moorage.worker.supervisor.server import Connection
-from tests.frames.recorded import RELEASES, recorded
+from tests.fuzz.kept import ledger, said, snapshot
 from tests.fuzz.made import made
 
 ROOMS: Final = ("schemas", "system", "bus", "scheduler", "worker", "client", "cli")
@@ -94,8 +94,7 @@ def _decoders() -> dict[str, Decoder[Any]]:
 
 
 def _frames() -> list[Target]:
-    said = [message for release in RELEASES for message in recorded(release).session]
-    payloads = tuple({message.payload for message in said})
+    payloads = tuple({payload for _, payload in said()})
     decoders = {name: (decoder, decoder._json.type) for name, decoder in _decoders().items()}
     known = {kind for _, kind in decoders.values() if isinstance(kind, type)}
     for kind in vars(frames).values():  # one that is read only as a part of another is read by itself, too
@@ -139,11 +138,10 @@ def _acts(verb: str) -> Callable[[bytes], object]:
 
 
 def _files() -> list[Target]:
-    ledger = tuple(row[2] for release in RELEASES for row in recorded(release).ledger)
-    snapshots = tuple(recorded(release).snapshot[1] for release in RELEASES)
+    records = tuple(ledger())
     return [
-        Target("a ledger record", _folds(), (LedgerBroken, FoldError), record.Record, ledger, msgpack_only=True),
-        Target("a snapshot", load, (BadSnapshot,), None, snapshots, msgpack_only=True),
+        Target("a ledger record", _folds(), (LedgerBroken, FoldError), record.Record, records, msgpack_only=True),
+        Target("a snapshot", load, (BadSnapshot,), None, (snapshot(),), msgpack_only=True),
         Target("an agent's journal", _file(_agent_journal), (MoorageError,), journal._Record, (), msgpack_only=True),
         Target(
             "a supervisor's journal", _file(_supervisor_journal), (), supervisor_journal.Record, (), msgpack_only=True
@@ -154,14 +152,14 @@ def _files() -> list[Target]:
 
 
 def _folds() -> Callable[[bytes], object]:
-    """As a standby folds what stands in the stream, over the recorded ledger up to a record drawn by what comes."""
+    """As a standby folds what stands in the stream, over a ledger up to a record drawn by what comes."""
     reader = Ledger(None, Subjects(), 1)  # type: ignore[arg-type]  # it only folds
-    rows = recorded(RELEASES[0]).ledger
+    rows = ledger()
 
     def fold(payload: bytes) -> object:
         state = State()
-        for seq, subject, data in rows[: len(payload) % 8]:
-            reader.fold_message(state, jetstream.StoredMessage("L", subject, seq, "", data))
+        for seq, data in enumerate(rows[: len(payload) % 8], 1):
+            reader.fold_message(state, jetstream.StoredMessage("L", "moorage.ledger.record", seq, "", data))
         reader.fold_message(state, jetstream.StoredMessage("L", "moorage.ledger.record", state.seq + 1, "", payload))
         return state
 

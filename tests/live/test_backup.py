@@ -9,22 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.core.ledger import digests
 from moorage.scheduler.core.ledger.invariants import validate
-from moorage.scheduler.core.ledger.snapshot import snapshot_digest
-from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.queue_streams import stream_config
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.backup import BackupRefused, backup, read, restore
-from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
-from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.scheduler.ledger.ledger import Ledger
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import BRIEF, Caller, RealProcess, Stack, caller, is_alive, stack
 from tests.servers import MortalServer, Server, WheelServer
@@ -141,47 +136,6 @@ async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_
         await acme.api("cancel", {"job": "known"})
         await acme.reaches("known", "CANCELLED")
         await acme.all_free()
-
-
-@pytest.mark.slow
-async def test_a_backup_with_digests_of_another_hash_is_restored_with_new_ones(
-    nats_server: Server, unique: str, tmp_path: Path
-) -> None:
-    """As a Python would leave it whose tuples hash to other numbers: both the digest and its name are others."""
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        leader = await a_leader(made, acme)
-        await acme.submit("a", gpu={"model": "none"})
-        file = await take(made, tmp_path)
-        head, rest = file.read_bytes()[len(backups.MAGIC) :].split(b"\n", 1)
-        rows = msgspec.msgpack.decode(rest)
-        rows[8] ^= 1  # `_Snapshot.digest`
-        rest = msgspec.msgpack.encode(rows)
-        header = msgspec.json.decode(head, type=backups.Header)
-        other = {"digest": snapshot_digest(rest), "size_bytes": len(rest), "digests": "unnamed-01234567"}
-        head = msgspec.json.encode(msgspec.structs.replace(header, **other))
-        file.write_bytes(backups.MAGIC + head + b"\n" + rest)
-        with pytest.raises(BackupRefused, match=r"unnamed-01234567.*cpython-3\.8"):
-            read(file)
-        assert await leader.terminate() == 0
-        prefix = made.subjects.prefix
-        await restore(made.ledger_url, made.url, prefix, 1, file, replace=True, say=lambda text: None, rehash=True)
-        await start(made)
-        await acme.reaches("a", "QUEUED")
-        await acme.submit("b", gpu={"model": "none"})
-
-
-async def test_a_ledger_with_digests_of_another_hash_is_not_led(
-    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with stack(nats_server, unique) as made, await connect(made.ledger_url, "test") as connection:
-        js = JetStream(connection)
-        ledger = Ledger(js, made.subjects, 1)
-        await ledger.ensure()
-        with monkeypatch.context() as another_python:
-            another_python.setattr(digests, "COMPUTED", "another")
-            await ledger.take_over(State(), "me", "ledger-1", 1, 0.0)
-        with pytest.raises(LedgerBroken, match=r"hash another, and this Python computes cpython-3\.8.*--rehash"):
-            await recover(Ledger(js, made.subjects, 2), Snapshots(js, made.subjects))
 
 
 @pytest.mark.slow

@@ -99,15 +99,16 @@ MISTAKES: Final[dict[str, Mistake]] = {
         "invalid-argument", 2, ("ls", {"limit": 0}), lambda m: m.ls(limit=0), ["ls", "--limit", "0"], says="1..1000"
     ),
     "a field that a question does not have": Mistake(
-        "invalid-argument", 2, ("usage", {"from_ms": 1}), lambda m: m._wire.read("usage", {"from_ms": 1}), [], says="since_s"
+        "invalid-argument", 2, ("usage", {"from_ms": 1}),
+        lambda m: m._wire.read("usage", {"from_ms": 1}), [], says="since_s",
     ),
     "a field that a cancel does not have": Mistake(  # else it would cancel the whole job
         "invalid-argument", 2, ("cancel", {"job": "a", "replica": 3}),
         lambda m: m._wire.read("cancel", {"job": "a", "replica": 3}), [], says="replica",
     ),
     "a field that an operator's question does not have": Mistake(
-        "invalid-argument", 2, ("admin.fleet", {"wroker": "a"}), lambda m: m._wire.operate("fleet", {"wroker": "a"}), [],
-        says="worker",
+        "invalid-argument", 2, ("admin.fleet", {"wroker": "a"}),
+        lambda m: m._wire.operate("fleet", {"wroker": "a"}), [], says="worker",
     ),
     "no JSON": Mistake(
         "invalid-argument", 2, ("submit", b"{"), None, ["submit", "-f", "-"], b"{"

@@ -88,7 +88,7 @@ def use(port: int, prefix: str, folder: Path) -> None:
         "error", "invalid-argument", "$.gpu.count", "0",
     )  # fmt: skip
     assert api("show", job="never")["code"] == "not-found"
-    fleet = plain.ask("admin.fleet", {})["data"]
+    fleet = plain.ask("admin._.fleet", {})["data"]
     assert [row["worker"] for row in fleet["workers"]] == ["w1"]
     plain.socket.close()
 

@@ -24,7 +24,7 @@ from moorage.scheduler.core.ledger.beside import is_at_rest
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
-from moorage.scheduler.core.ledger.records import FORMAT, RECORD_BYTES_MAX
+from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.outputs.outputs import Outputs
@@ -49,9 +49,8 @@ _decode_wanted: Final = Decoder[Wanted](Wanted)
 class Driving:
     """One leader at a time over one ledger kept in memory; `records` are the ledger's bytes."""
 
-    def __init__(self, config: Config | None = None, level: int = FORMAT) -> None:
+    def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
-        self.level = level  # at which the ledger begins
         self.now = 1_000_000
         self.records: list[bytes] = []
         self.snapshot: bytes | None = None
@@ -84,7 +83,7 @@ class Driving:
             validate(state)
             assert state.digest == self.shadow.digest
         epoch = Record(
-            state.level if self.records else self.level,
+            state.level,
             state.epoch + 1,
             7 + state.epoch,
             0,

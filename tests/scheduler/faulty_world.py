@@ -15,7 +15,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.acts import Preempt
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.records import FORMAT, STEP_WIDTH, Op
+from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import IS_TERMINAL
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
@@ -44,7 +44,7 @@ class Clock:
 class FaultyWorld:
     """`run(steps)` with faults, then `heal()`: everything must come to an end."""
 
-    def __init__(self, seed: int, workers: int = 3, level: int = FORMAT, driving: type[Driving] = Driving) -> None:
+    def __init__(self, seed: int, workers: int = 3, driving: type[Driving] = Driving) -> None:
         self.random = random.Random(seed)
         preempts = seed % 2 == 0  # drawn beside the seed's own numbers: what they led to before, they do again
         config = Config(
@@ -52,7 +52,7 @@ class FaultyWorld:
             reclaim=preempts, order="fifo" if seed % 5 == 4 else "fair", ageing=36_000 if seed % 3 == 1 else 0,
             reserve_after=2 if seed % 7 == 2 else 30,
         )  # fmt: skip
-        self.drive = driving(config, level)
+        self.drive = driving(config)
         self.faulty = True
         self.clocks: dict[str, Clock] = {}
         self.mail: list[tuple[int, int, str, Any]] = []  # due ms, tie, to, what

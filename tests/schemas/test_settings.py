@@ -179,22 +179,6 @@ def test_no_section_takes_an_unknown_key(name: str, tmp_path: Path) -> None:
         the_file(file_with(tmp_path, f"[{name}]\nnonsense = 1\n"))
 
 
-def test_what_the_release_before_had_is_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = file_with(tmp_path, '[scheduler]\ncpu_latency_us = 0\norder = "arrival"\n[worker]\ncpu_latency_us = 0\n')
-    held, found = scheduler_settings({}, {}, read_file(path))
-    assert (held.order, found["order"].source) == ("fair", str(path))
-    worker_settings({}, tmp_path, env={}, file=read_file(path))
-    assert list(dict.fromkeys(caplog.messages)) == [
-        f"the setting cpu_latency_us of [scheduler] in {path} has no effect any more: remove it from the file",
-        "the value order = arrival of [scheduler] no longer exists and is read as fair",
-        f"the setting cpu_latency_us of [worker] in {path} has no effect any more: remove it from the file",
-    ]
-    assert scheduler_settings({"order": "arrival"}, {})[0].order == "fair"
-    assert scheduler_settings({}, {"MOORAGE_SCHEDULER_ORDER": "arrival"})[0].order == "fair"
-    with pytest.raises(Refused, match="order of \\[scheduler\\] must be fair, fifo"):
-        scheduler_settings({"order": "arrive"}, {})
-
-
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     for path, why in (
         (tmp_path / "none.toml", "No such file"),

@@ -156,4 +156,4 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
         return (parts[1] == "submitter" and parts[2] == owner) or (parts[1] == "operator" and verb in OPERATOR_READS)
     if room == "worker":
         return parts[1] == "worker" and parts[2] == owner
-    return parts[1] == "operator" and (room != "admin" or not verb or parts[2] == owner)
+    return parts[1] == "operator" and (room != "admin" or parts[2] == owner)

@@ -11,7 +11,6 @@ Durations and sizes are numbers in the unit that the key declares, or text with 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import stat
@@ -30,10 +29,6 @@ from moorage.schemas.units import DURATION_S, duration_s, size_bytes
 SECTIONS: Final = ("scheduler", "worker", "up", "client")
 #: the table that holds the sections of drivers, one each
 OF_DRIVERS: Final = "driver"
-#: keys of the release before, by section: they are read, and do nothing but say so; the next release refuses them
-GONE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {"scheduler": ("cpu_latency_us",), "worker": ("cpu_latency_us",)}
-#: the same for values, by section and key: what each is read as
-GONE_VALUES: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {("scheduler", "order"): {"arrival": "fair"}}
 FILE_BYTES_MAX: Final = 256 * 1024
 DEFAULT: Final = "default"
 
@@ -41,8 +36,6 @@ DEFAULT: Final = "default"
 _WHO: Final = re.compile(r"([a-z]+://)(?:(?![a-z]+://)\S)+@")
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-log = logging.getLogger("moorage.settings")
 
 
 def setting(
@@ -253,14 +246,7 @@ def settle(
         keys[key] = keys[key]._replace(flag=flag)
     table = file.table(section)
     for name in table:
-        if name in GONE_KEYS.get(section, ()):
-            log.warning(
-                "the setting %s of [%s] in %s has no effect any more: remove it from the file",
-                name,
-                section,
-                file.path,
-            )
-        elif name not in keys:
+        if name not in keys:
             listed = section in SECTIONS  # in what the command can list
             raise _refuse(
                 f"[{section}] has no key {name!r}, in {file.path}",
@@ -351,12 +337,6 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
     """Return a value as the type of its key. Raises Refused with bad-settings."""
     bare = one.type
     raw = value
-    instead = GONE_VALUES.get((one.section, one.key), {})
-    if isinstance(value, str) and value in instead:
-        log.warning(
-            "the value %s = %s of [%s] no longer exists and is read as %s", one.key, value, one.section, instead[value]
-        )
-        value = instead[value]
     try:
         if isinstance(value, str) and one.unit:
             value = duration_s(value) if one.unit == "s" else size_bytes(value)

@@ -54,7 +54,6 @@ class Subjects:
         self.prefix = prefix
         self.api_all = f"{prefix}.api.*.*"
         self.admin_all = f"{prefix}.admin.*.*"
-        self.admin_unnamed_all = f"{prefix}.admin.*"  # of clients of 0.2
         self.request_all = f"{prefix}.request.>"
         self.worker_join_all = f"{prefix}.worker.*.join"
         self.worker_renew_all = f"{prefix}.worker.*.renew"
@@ -150,13 +149,6 @@ class Subjects:
             SubjectRow(f"{p}.request.<tenant>.submit", "durable", "submitter", "leader", "requests while nobody leads"),
             SubjectRow(f"{p}.request.<tenant>.cancel", "durable", "submitter", "leader", "cancels while nobody leads"),
             SubjectRow(f"{p}.admin.<operator>.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
-            SubjectRow(
-                f"{p}.admin.<verb>",
-                "answered",
-                "clients of 0.2",
-                "leader",
-                "the same; no key allows it, `by` is unverified",
-            ),
             SubjectRow(f"{p}.events.<tenant>", "broadcast", "leader", "tenant, operators", "one frame a tick"),
             SubjectRow(
                 f"{p}.event.<tenant>.<job>", "broadcast", "leader", "tenant, operators", "one event a job and tick"

@@ -300,11 +300,7 @@ class SimFleet:
         drivers: list[Driver] = [ScriptedDriver(host.name, self._script), NoopDriver()]
         if self._handlers:
             store = ResultStore(JetStream(link), self._subjects.prefix)
-            drivers.append(
-                HandlerDriver(
-                    self._handlers, store, simulated=True, threads=False, level=lambda: agent.members.session.level
-                )
-            )
+            drivers.append(HandlerDriver(self._handlers, store, simulated=True, threads=False))
         facts = HostFacts(
             host.name, host.name, f"simulated-{host.name}", f"boot-{self._boots}", host.cpu_milli, host.memory_mib
         )

@@ -159,13 +159,6 @@ def test_a_level_of_a_part_that_is_not_named_is_refused(gpu: dict[str, Any], fie
     assert (refused["code"], refused["field"]) == ("invalid-argument", field)
 
 
-def test_levels_wait_for_the_feature_level() -> None:
-    drive = Driving(level=1)
-    drive.worker("w0", 1, capabilities=GUARDED)
-    refused = drive.submit("j", gpu={**PART, "enforce": {"memory": "guarded"}}, run=RUN)
-    assert (refused["code"], refused["found"]) == ("failed-precondition", "feature level 1")
-
-
 def test_a_request_says_levels_by_their_words() -> None:
     assert LEVELS == ("advisory", "guarded", "hard")
     body = b'{"gpu": {"enforce": {"memory": "sworn"}}, "run": {"argv": ["x"]}}'

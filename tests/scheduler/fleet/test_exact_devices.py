@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from moorage.scheduler.core.config import Config
@@ -214,26 +213,6 @@ def test_a_gpu_that_is_there_and_not_lent_is_none_to_ask_for() -> None:
     assert why(drive, "named")["reason"] == "device"
     assert why(drive, "many")["reason"] == "count"
     assert why(drive, "named")["because"] == "the most matching GPUs that one worker lends is 0"
-
-
-def test_exact_devices_wait_for_the_feature_level() -> None:
-    drive = Driving(level=1)
-    drive.worker("w0", 2)
-    refused = drive.submit("j", **named("0"))
-    assert (refused["code"], refused["found"]) == ("failed-precondition", "feature level 1")
-    new: list[dict[str, Any]] = [
-        {"run": {"driver": "docker", "argv": ["x"], "image": "a:1"}},
-        {"run": {"driver": "noop", "image": None}},
-        {"template": {"driver_config": {}}},
-        {"template": None},
-        {"qos": "low"},
-        {"resource_requirements": {"gpu": {"device_ids": []}}},
-    ]
-    for number, fields in enumerate(new):
-        request = {"job": f"j{number}", "run": {"driver": "noop"}, **fields}
-        for body in (msgspec.json.encode(request), msgspec.msgpack.encode(request)):
-            assert drive.submit(f"j{number}", body=body)["code"] == "failed-precondition", fields
-    assert drive.submit("plain", resource_requirements={"gpu": {"count": 1}})["state"] == "QUEUED"
 
 
 def test_the_body_reaches_the_worker_as_it_was_sent() -> None:

@@ -77,11 +77,5 @@ def test_what_no_slice_can_do_is_refused(gpu: dict[str, Any], field: str) -> Non
     assert (refused["code"], refused["field"]) == ("invalid-argument", field)
 
 
-def test_a_profile_waits_for_the_feature_level() -> None:
-    drive = Driving(level=1)
-    drive.worker("w0", 1)
-    assert drive.submit("j", gpu={"profile": "1g.10gb"})["found"] == "feature level 1"
-
-
 def test_the_profile_is_in_the_name() -> None:
     assert [mig_profile(name) for name in (H100, SMALL, "NVIDIA A30 MIG 1g.6gb+me")] == ["", "1g.10gb", "1g.6gb+me"]

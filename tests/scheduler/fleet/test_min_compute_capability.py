@@ -99,13 +99,6 @@ def test_gpus_without_a_capability_have_none() -> None:
     assert "the GPUs that match otherwise have no compute capability" in refused["message"]
 
 
-def test_a_capability_waits_for_the_feature_level() -> None:
-    drive = Driving(level=1)
-    drive.worker("w0")
-    refused = drive.submit("j", **asks("8.0"))
-    assert (refused["code"], refused["found"]) == ("failed-precondition", "feature level 1")
-
-
 def test_a_lease_of_this_host_has_the_capability_too() -> None:
     old, new = pool("w", "old", "new")
     spec = GpuSpec(min_compute_capability="8.0")

@@ -11,7 +11,9 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.ledger import fold
 from moorage.scheduler.core.ledger.records import FORMAT
+from moorage.scheduler.core.operate import orders
 from moorage.scheduler.ledger.recording import CannotReplay, RecordedEngine, Recorder, replay
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import SUBJECTS, Driving
@@ -61,17 +63,21 @@ def test_every_decision_comes_out_byte_for_byte(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_an_order_to_raise_the_level_is_decided_by_the_levels_that_were_announced_then(tmp_path: Path) -> None:
-    drive, recorder = Driving(level=1), Recorder(tmp_path / "leader.rec")
+def test_an_order_to_raise_the_level_is_decided_by_the_levels_that_were_announced_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (orders, fold):
+        monkeypatch.setattr(module, "FORMAT", FORMAT + 1)
+    drive, recorder = Driving(), Recorder(tmp_path / "leader.rec")
     begins = drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, None
     drive.engine = RecordedEngine(recorder, *begins)
-    act = act_of("feature-level", {"level": FORMAT, "by": "ana"})
-    drive.engine.offer(Order("feature-level", act, "raise", True, {"me": FORMAT}))
+    act = act_of("feature-level", {"level": FORMAT + 1, "by": "ana"})
+    drive.engine.offer(Order("feature-level", act, "raise", True, {"me": FORMAT + 1}))
     drive.tick()
     recorder.close()
     assert drive.answers["raise"]["changed"]
     [one] = replay(tmp_path / "leader.rec")
-    assert (one.same, one.state.level) == (True, FORMAT)
+    assert (one.same, one.state.level) == (True, FORMAT + 1)
 
 
 def _epoch(drive: Driving) -> int:

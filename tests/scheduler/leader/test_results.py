@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.records import FORMAT, Op, exiting
+from moorage.scheduler.core.ledger.records import Op, exiting
 from moorage.scheduler.core.outputs import story
 from moorage.scheduler.core.outputs.event_encoder import EventEncoder
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.core.outputs.told_story import changes_in, read_frame
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import RESULT_LEVEL, Event, result_of
+from moorage.schemas.frames import Event, result_of
 from moorage.schemas.job import SUCCEEDED
-from moorage.schemas.operate import act_of
 from tests.scheduler.driving import Driving
 
-ASKED: Final[dict[str, Any]] = {"level": RESULT_LEVEL, "schedulers": 1, "by": "ana"}
 #: the longest that is taken: it adds at most 9 bytes to a record
 LARGEST: Final = 10**14 - 1
 
 
-def ended(detail: str, code: int = 0, level: int = FORMAT, **request: object) -> Driving:
+def ended(detail: str, code: int = 0, **request: object) -> Driving:
     """A job that was claimed and started, and whose worker then reported its end in a record of its own."""
-    drive = Driving(level=level)
+    drive = Driving()
     drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={}, **request)
     drive.fact("claimed", "j")
@@ -73,22 +70,6 @@ def test_a_failed_attempt_has_no_result() -> None:
     drive = ended("result:7", code=1)
     last = changes_since(drive.state, drive.job("j"), 0)[-1]
     assert (last.state, last.code, last.result) == ("FAILED", 1, None)
-
-
-def test_before_the_level_a_report_that_names_a_result_is_a_plain_success() -> None:
-    drive = ended("result:7", level=RESULT_LEVEL - 1)
-    last = changes_since(drive.state, drive.job("j"), 0)[-1]
-    assert (last.state, last.result, last.why) == (SUCCEEDED, None, "")
-
-
-def test_a_worker_is_told_the_level_with_each_renewal() -> None:
-    drive = Driving(level=RESULT_LEVEL - 1)
-    drive.worker("w0", 1)
-    assert drive.renew("w0")[0]["level"] == RESULT_LEVEL - 1
-    announced = {"one": RESULT_LEVEL}
-    drive.engine.offer(Order("feature-level", act_of("feature-level", ASKED), "r", True, announced))
-    drive.tick()
-    assert drive.renew("w0")[0]["level"] == RESULT_LEVEL
 
 
 def test_each_rank_of_a_gang_keeps_its_own() -> None:

@@ -20,11 +20,10 @@ from moorage.scheduler.core.ledger.record import Record, decode_record, encode_r
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
-from tests.frames.recorded import recorded
 
 #: the digest of the state after its records, and the records: each act is in it
 FILE: Final = Path(__file__).parents[1].joinpath("every_act.jsonl")
-#: the fields of what is shown of each decision, as 0.2 showed them and others since
+#: the fields of what is shown of each decision, as they are shown
 SHOWN: Final[dict[str, tuple[str, ...]]] = {
     "epoch": ("ledger_id", "scheduler"),
     "gone": ("worker", "why"),
@@ -72,15 +71,6 @@ def test_each_act_is_read_folded_and_written_as_ever() -> None:
     assert state.digest == state.full_digest() == digest
     assert found == set(get_args(AnyAct)), "each act is in the file"
     assert shown == SHOWN
-
-
-def test_a_record_of_0_2_is_written_as_it_was() -> None:
-    for _, _, payload in recorded("0.2").ledger:
-        record = decode_record(payload)
-        again, before = msgspec.msgpack.decode(encode_record(record)), msgspec.msgpack.decode(payload)
-        assert again[: len(before)][:10] == before[:10]
-        for now, was in zip(again[10], before[10], strict=True):
-            assert now[: len(was)] == was, "fields that came later are behind those that were there"
 
 
 def test_a_draft_counts_the_bytes_of_an_act() -> None:

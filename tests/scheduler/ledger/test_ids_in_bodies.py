@@ -10,7 +10,6 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of, written_id
 from moorage.scheduler.core.ledger.record import decode_record, encode_record
-from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.schemas.codec import decode_request
 from tests.scheduler.driving import Driving
 
@@ -54,13 +53,6 @@ def test_of_two_ids_in_a_body_the_one_that_counts_is_written() -> None:
     drive = Driving()
     drive.submit("one", body=body)
     assert drive.job("two").name == "two"
-
-
-def test_the_release_before_finds_each_id_where_it_looks() -> None:
-    drive = Driving(level=FORMAT - 1)
-    drive.submit("one", body=('{"job":"one",' + REST).encode())
-    written = [flat[0] for payload in drive.records for _, flat in decode_record(payload).accepts]
-    assert written == ["one"]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,15 +11,14 @@ from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
 
 
-def busy(level: int = FORMAT) -> Driving:
+def busy() -> Driving:
     """Members that run, linger and are kept; gangs, tombstones, compacted jobs, a quarantine."""
-    drive = Driving(Config(ended_max=1), level)
+    drive = Driving(Config(ended_max=1))
     worker = drive.worker("w0", 8)
     drive.submit("g", gpu={"scheduling": "gang"}, replicas=2)
     for index in range(4):
@@ -35,38 +31,6 @@ def busy(level: int = FORMAT) -> Driving:
     drive.submit("ended1")
     drive.cancel("j1")
     return drive
-
-
-def as_first_written(snapshot: bytes) -> bytes:
-    """The snapshot as release 0.1 wrote it: stories without actors and parts, finished jobs in rows of 29 bytes."""
-    rows = msgspec.msgpack.decode(snapshot)[:16]
-    for job in (jobs := rows[11]):
-        job[14] = [entry[:10] for entry in job[14]]
-    rows[11] = [job[:16] for job in jobs]
-    finished = struct.iter_unpack("<12s8sIBIB", rows[13])
-    rows[13] = b"".join(struct.pack("<12s12sIB", key, digest, at, state) for key, digest, at, state, _, _ in finished)
-    return msgspec.msgpack.encode(rows)
-
-
-def as_in_0_2(snapshot: bytes) -> bytes:
-    """The snapshot without the fields that came with 0.3."""
-    return msgspec.msgpack.encode(msgspec.msgpack.decode(snapshot)[:19])
-
-
-def test_a_snapshot_of_0_2_is_read_and_one_of_0_1_is_refused() -> None:
-    drive = busy(level=1)
-    drive.settle()
-    drive.tick()
-    snapshot = snapshots.dump(drive.state)
-    loaded = snapshots.load(as_in_0_2(snapshot))
-    validate(loaded)
-    assert (loaded.digest, loaded.level) == (drive.state.digest, 1)
-    assert len(loaded.finished) == len(drive.state.finished) > 0
-    assert {job.name: job.story for job in loaded.jobs.values()} == {
-        job.name: job.story for job in drive.state.jobs.values()
-    }
-    with pytest.raises(snapshots.BadSnapshot, match=r"not a snapshot of release 0\.2 or a later one"):
-        snapshots.load(as_first_written(snapshot))
 
 
 def test_a_snapshot_with_everything_in_it_loads_and_goes_on() -> None:

@@ -53,10 +53,10 @@ NOTHING_KEPT = Config(ended_max=0)
 class Timed(Driving):
     """A stopwatch for each attempt, beside the ledger: at each record, what was held since the record before."""
 
-    def __init__(self, config: Config | None = None, level: int = 2) -> None:
+    def __init__(self, config: Config | None = None) -> None:
         self.gpu_ms: dict[str, int] = {}  # in thousandths
         self.read_ms = 0
-        super().__init__(config, level)
+        super().__init__(config)
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         held = [
@@ -216,15 +216,6 @@ def test_snapshot_and_standby_have_the_sums() -> None:
     drive.lead()
     assert rows(drive) == before
     assert snapshots.load(snapshots.dump(drive.shadow)).usage.row == drive.state.usage.row != 0
-
-
-def test_below_the_feature_level_only_what_is_in_memory_counts() -> None:
-    drive = Driving(NOTHING_KEPT, level=acts.Usage.LEVEL - 1)
-    drive.worker("w0", gpus=1)
-    runs(drive, "a", 1_000)
-    assert rows(drive)[0]["gpu_s"] == 1
-    drive.tick()
-    assert rows(drive) == []
 
 
 def test_pages_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,15 +414,6 @@ def test_what_two_attempts_used_is_added_and_a_report_that_comes_twice_counts_on
         drive.report()
     assert drive.job("a").state == "FAILED"
     assert drive.job("a").used == (2_000, 20)
-
-
-def test_below_the_feature_level_no_record_says_what_was_used() -> None:
-    drive = Driving(level=acts.Used.LEVEL - 1)
-    drive.worker("w0", gpus=1, auto=False)
-    drive.submit("a", gpu={"count": 1})
-    drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
-    used(drive, "a", "used:5,5")
-    assert drive.job("a").used is None
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -308,16 +308,14 @@ def test_an_unused_job_that_cannot_be_frozen_runs_on(drive: Driving) -> None:
 
 
 @pytest.mark.parametrize("kind", ["freeze-due", "resume-due"])
-def test_a_gang_and_a_ledger_of_the_release_before_are_not_frozen_as_unused(kind: FactKind) -> None:
-    gang, older = Driving(), Driving(level=1)
+def test_a_gang_is_not_frozen_as_unused(kind: FactKind) -> None:
+    gang = Driving()
     worker = running(gang, gpu={"scheduling": "gang"}, replicas=2)
     for held in worker.held.values():
         worker.say(kind, held.place, 300)
     gang.settle()
     assert gang.states("j") == ["RUNNING", "RUNNING"]
     assert "FREEZE" not in [row[0] for row in story(gang)]
-    report(older, running(older), kind, 300)
-    assert (older.states("j"), [row[0] for row in story(older)]) == (["RUNNING"], ["ACCEPTED", "RUNNING"])
 
 
 def test_a_job_that_waits_or_is_over_is_not_frozen(drive: Driving) -> None:
@@ -325,13 +323,6 @@ def test_a_job_that_waits_or_is_over_is_not_frozen(drive: Driving) -> None:
     assert "QUEUED" in ordered(drive, "freeze")["message"]
     drive.cancel("j")
     assert ordered(drive, "freeze")["code"] == ordered(drive, "resume")["code"] == "failed-precondition"
-
-
-def test_a_ledger_of_the_release_before_freezes_nothing() -> None:
-    drive = Driving(level=1)
-    running(drive)
-    answer = ordered(drive, "freeze")
-    assert (answer["code"], "feature level 2" in answer["message"]) == ("failed-precondition", True)
 
 
 def test_a_frozen_job_is_listed_and_shown_so(drive: Driving) -> None:

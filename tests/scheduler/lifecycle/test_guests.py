@@ -368,13 +368,6 @@ def cells(drive: Driving, frames: FleetFrames) -> str:
     return str(row["cells"])
 
 
-def test_a_ledger_of_the_release_before_takes_no_guests() -> None:
-    drive = Driving(level=1)
-    drive.worker("w0", 1, capabilities=CAN)
-    answer = drive.submit("guest", gpu={}, guest=True)
-    assert (answer["code"], "feature level 2" in answer["message"]) == ("failed-precondition", True)
-
-
 @pytest.mark.parametrize(
     ("job", "says"),
     [

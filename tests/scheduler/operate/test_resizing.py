@@ -241,15 +241,6 @@ def test_gpu_time_counts_each_part_for_as_long_as_the_job_had_it(drive: Driving)
     assert sums[0] == ((resized_ms - placed_ms) * 300 + (drive.now - resized_ms) * 400) // 1000
 
 
-def test_a_record_of_an_older_feature_level_holds_no_resize() -> None:
-    drive = Driving(level=1)
-    drive.worker("w0", 1, capabilities=_can())
-    drive.submit("j", gpu=_gpu(20))
-    drive.settle()
-    refused = drive.order("resize", job="j", compute_percent=40)
-    assert refused["next"].endswith("moorage admin feature-level --to 2")
-
-
 def test_a_job_remembers_so_many_of_its_parts(drive: Driving) -> None:
     drive.submit("j", gpu=_gpu(20))
     drive.settle()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.whatif import child
-from moorage.scheduler.whatif.plan import PlanAsk, Planned, check_known, decode_planned, plan
-from moorage.schemas.errors import Refused
+from moorage.scheduler.whatif.plan import PlanAsk, Planned, decode_planned, plan
 from moorage.schemas.frames import Device
 from tests.scheduler.driving import H100, Driving
 from tests.scheduler.queries.test_fixes import ASKS, HOSTS, world
@@ -193,7 +192,7 @@ def test_the_edits_of_fleet_quotas_and_shares_count_together() -> None:
     assert planned(drive, drain=["w1"], quota={"v": 2}).starting == {"own": [], "own_jobs": 0, "other_jobs": 0}
 
 
-def test_a_share_decides_who_goes_first_and_needs_the_level() -> None:
+def test_a_share_decides_who_goes_first() -> None:
     drive = waiting()
     for name in "abcd":
         submit(drive, name, tenant="u")
@@ -201,9 +200,6 @@ def test_a_share_decides_who_goes_first_and_needs_the_level() -> None:
     first = planned(drive, {"gpu": {}})
     assert told.in_ms is not None
     assert first.in_ms is None or first.in_ms["p50_ms"] > told.in_ms["p50_ms"]
-    old = Driving(level=1)
-    with pytest.raises(Refused, match="level"):
-        check_known(old.engine, msgspec.convert({"share": {"t": {"weight": 3}}}, PlanAsk))
 
 
 def test_whom_it_would_preempt_is_told_though_victims_were_looked_for_just_now() -> None:

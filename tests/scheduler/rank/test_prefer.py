@@ -65,11 +65,8 @@ def test_several_gpus_a_replica_a_gang_and_a_host_each(ranker: str) -> None:
     assert len(set(places(drive, "wide", 1))) == 4
 
 
-def test_it_needs_sharing_and_the_feature_level() -> None:
+def test_it_needs_sharing() -> None:
     trouble = GpuSpec(prefer="pack").trouble
     assert trouble is not None
     assert trouble.field == "gpu.prefer"
     assert GpuSpec(prefer="pack", sharing="mps").trouble is None
-    drive = Driving(level=1)
-    drive.worker("w0")
-    assert drive.submit("j", **shares("spread"))["code"] == "failed-precondition"

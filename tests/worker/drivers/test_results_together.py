@@ -15,7 +15,7 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
 from moorage.bus.results import CHUNK_BYTES, ResultStore
-from moorage.schemas.frames import RESULT_LEVEL, Fact, Results, result_of
+from moorage.schemas.frames import Fact, Results, result_of
 from moorage.schemas.handler import TOGETHER_BYTES_MAX, Result, decode_result, line_of, result_bucket, result_object
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.handler import driver as handler
@@ -46,9 +46,9 @@ class Service:
         return self.values[context.job]
 
     @property
-    def level(self) -> int:
+    def joined(self) -> bool:
         agent = self.worker._agent
-        return 0 if agent is None else agent.members.session.level
+        return agent is not None and agent.members.session.phase == "live"
 
 
 class World:
@@ -84,14 +84,13 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(url: str, prefix: str, state: Path, level: int = RESULT_LEVEL) -> AsyncIterator[World]:
+async def world(url: str, prefix: str, state: Path) -> AsyncIterator[World]:
     async with ScriptedLeader(url, prefix, renew_s=RENEW_S) as leader, await connect(url, "test") as connection:
-        leader.level = level
         service = Service(url, prefix, state)
         made = World(leader, service, JetStream(connection), prefix)
         async with service.worker:
             await leader.joined("w1")
-            await until(lambda: service.level == level, what="the worker knows the level")
+            await until(lambda: service.joined, what="the answer to the join")
             yield made
             service.go_on.set()
         with contextlib.suppress(Exception):  # a bucket has its bound set aside while it is there
@@ -188,17 +187,6 @@ async def test_a_store_that_does_not_answer_holds_up_no_end_for_long(
         assert asyncio.get_running_loop().time() - began < 5
         await silent.unsubscribe()
         assert (await it.finish(later=1))["later"].code == 0
-
-
-async def test_a_ledger_of_the_level_before_gets_objects(nats_url: str, unique: str, tmp_path: Path) -> None:
-    """As a leader of release 0.2, which says no level, and would take another detail for a failure."""
-    async with world(nats_url, unique, tmp_path, level=RESULT_LEVEL - 1) as it:
-        ends = await it.finish(a=1, none=None)
-        assert {fact.detail for fact in ends.values()} == {"exit"}
-        assert await it.value("a", ends["a"]) == 1
-        it.leader.level = RESULT_LEVEL
-        await until(lambda: it.service.level == RESULT_LEVEL, what="the level is raised")
-        assert (await it.finish(b=1))["b"].detail.startswith("result:")
 
 
 async def test_a_message_that_is_gone_or_another_one_holds_no_result(nats_server: EmbeddedServer, unique: str) -> None:

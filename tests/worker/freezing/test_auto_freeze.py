@@ -52,7 +52,6 @@ async def test_fact_60_an_unused_job_is_frozen_and_its_next_call_has_it_resumed_
     async with scene(nats_url, unique, tmp_path, Board(GPU), Board(OTHER), **settings) as one:
         seat, session = one.leader.seat("w1"), one.agent.members.session
         await until(lambda: session.phase == "live", what="the answer to the join")
-        one.leader.level = session.level = 2
         work = tmp_path / "work"
         work.mkdir()
         (work / "asked").write_text("")

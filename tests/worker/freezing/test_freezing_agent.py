@@ -31,7 +31,6 @@ async def test_a_job_is_frozen_outlives_its_agent_so_and_is_resumed(
     stub = Stub(tmp_path / "stub", Board(GPU))
     monkeypatch.setattr(cuda, "LIBRARY", str(stub.libraries / "libcuda.so.1"))
     async with ScriptedLeader(nats_url, unique, lease_s=120) as leader, state_folder() as state:
-        leader.level = 2
         seat = leader.seat("w1")
 
         def kinds() -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import IDLE_LEVEL, Fact, Place
+from moorage.schemas.frames import Fact, Place
 from moorage.schemas.job import QOS, Qos
 from moorage.worker.devices.readers.base import ProcessUse, SlotReading
 from moorage.worker.settings import settings_from
@@ -173,7 +173,6 @@ async def test_an_idle_job_is_warned_or_ended_by_its_tenants_rule_and_one_that_w
     async with scene(nats_url, unique, tmp_path, *boards, **rules) as one:
         seat, session = one.leader.seat("w1"), one.agent.members.session
         await until(lambda: session.phase == "live", what="the answer to the join")
-        one.leader.level = session.level = IDLE_LEVEL
         body = encode({"gpu": {}, "run": {"argv": ["/bin/sleep", "600"], "grace_s": 30}})
         warned, ended, works = ((tenant, "j", 0, 1, 10) for tenant in ("acme", "strict", "busy"))
         for slot, name in enumerate((warned, ended, works)):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.supervisor.client import SupervisorRefused
 from moorage.worker.supervisor.protocol import EndMember
 from tests.worker.supervisor_rig import arguments_of, lives, poll, rig_at, sh
 
@@ -54,10 +53,3 @@ async def test_the_next_supervisor_ends_what_hides_below_a_marked_process(tmp_pa
         ended = await rig.ended("k")
         assert (ended.reason, ended.proof) == ("supervisor-died", "scan")
         assert not lives(hidden)
-
-
-async def test_a_supervisor_that_would_not_see_them_is_not_asked(tmp_path: Path) -> None:
-    async with rig_at(tmp_path / "s") as rig:
-        rig.client.protocol = 3
-        with pytest.raises(SupervisorRefused, match="cannot track processes that leave its cgroup"):
-            rig.client.begin_start([sh("k", "true", leaves_cgroup=True)])

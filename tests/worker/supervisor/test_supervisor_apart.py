@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -205,71 +204,16 @@ def test_a_link_that_closes_takes_an_idle_supervisor_along_and_no_busy_one(tmp_p
     run(main())
 
 
-# ------------------------------------------------------------------------------------------------ older and newer
+# ------------------------------------------------------------------------------------------------ another protocol
 
 
-@pytest.fixture
-def old_supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
-    """Makes what a supervisor says of itself protocol 1, in the process that is spawned."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import moorage.worker.supervisor.protocol as protocol\nprotocol.PROTOCOL = 1\n"
-    )
-    spawn = asyncio.create_subprocess_exec
-
-    async def spawn_old(*arguments: str, env: dict[str, str], **fields: object) -> object:
-        env = {**env, "PYTHONPATH": f"{site}{os.pathsep}{env['PYTHONPATH']}"}
-        return await spawn(*arguments, env=env, **fields)  # type: ignore[arg-type]
-
-    def patch() -> None:
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn_old)
-
-    return patch
-
-
-def test_an_older_supervisor_with_members_is_kept_and_an_idle_one_replaced(
-    tmp_path: Path, old_supervisor: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        state = tmp_path / "state"
-        state.mkdir()
-        old_supervisor()
-        old = await Supervised.connect(state)
-        assert old.protocol == 1
-        # it refuses a checkpoint signal without a time-out: the agent leaves that out
-        await old.start([sh("w|t/a/0/1/1", "sleep 600", checkpoint_signal="SIGUSR1", checkpoint_before_s=1.0)])
-        await poll(lambda: any(left.pid for left in read_journal(state / JOURNAL_NAME).values()))
-        pid = old.identity.pid
-        assert not await old.shutdown_if_idle()
-        monkeypatch.undo()
-
-        link = SupervisorLink(state)
-        assert [key for key, *_ in await link.open("w", Deaf())] == ["t/a/0/1/1"]
-        assert link.boot.endswith(f".{pid}")
-        await link.close("w")
-        await old.end([EndMember(key="w|t/a/0/1/1", grace_s=0.0)])
-        await poll(lambda: all(left.ended for left in read_journal(state / JOURNAL_NAME).values()))
-
-        link = SupervisorLink(state)
-        listed = await link.open("w", Deaf())
-        assert [(key, kind) for key, kind, _ in listed] == [("t/a/0/1/1", "ended")], "its ends are not lost"
-        assert not link.boot.endswith(f".{pid}")
-        await link.close("w")
-        old.close()
-        with pytest.raises(SupervisorUnavailable):
-            await Supervised.connect(state, spawn_if_absent=False)
-
-    run(main())
-
-
-def test_the_protocol_of_a_newer_supervisor_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_another_protocol_is_refused_with_both_numbers(tmp_path: Path) -> None:
     hello = Hello(protocol=PROTOCOL + 1, pid=os.getpid(), boot_id="b", start_ticks=1, cgroup=None)
 
     async def main() -> None:
         supervised = Supervised()
         supervised._greeted(hello)
-        with pytest.raises(SupervisorRefused, match=rf"protocol {PROTOCOL + 1}, this agent 1 to {PROTOCOL}"):
+        with pytest.raises(SupervisorRefused, match=rf"protocol {PROTOCOL + 1}, this agent {PROTOCOL}"):
             _ = supervised.identity
 
     run(main())

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from moorage.scheduler.settings import SchedulerSettings
 
 SETTINGS: Final = f"The schedulers' {FILE_HELP[0].lower()}{FILE_HELP[1:]}"
-REHASH: Final = (
-    "Compute the ledger's digests again, if the backup was made by an interpreter with another hash function."
-)
 REPLICAS: Final = (
     "Copies of the ledger. Default: the schedulers' setting; without it, as many as the ledger of the backup had."
 )
@@ -68,7 +65,6 @@ def restore(
         bool, Parameter(help="Delete the ledger that is there; without this it is left, and restore refuses.")
     ] = False,
     replicas: Annotated[Literal[1, 3, 5] | None, Parameter(help=REPLICAS)] = None,
-    rehash: Annotated[bool, Parameter(help=REHASH)] = False,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
     options: LedgerOptions = OF_LEDGER,
 ) -> int:
@@ -92,7 +88,7 @@ def restore(
         held, target = scheduler_of(settings, options)
         users, copies = target or held.nats, replicas or said_replicas(settings)
         ledger = ledger_url(held.ledger_url_file) or users
-        state = run(make(ledger, users, held.prefix, copies, file, replace=replace, say=say, rehash=rehash))
+        state = run(make(ledger, users, held.prefix, copies, file, replace=replace, say=say))
         if options.json:
             emit(
                 {

@@ -375,6 +375,4 @@ def _with(piece: Piece, data: bytes) -> Piece:
 
 def _from(piece: Piece, offset: int) -> Piece:
     """Return the part of a piece from this offset of the stream on."""
-    rest = _bytes_of(piece)[offset - piece.offset :]
-    data = rest if piece.data is not None else None
-    return msgspec.structs.replace(piece, offset=offset, text=rest.decode(errors="replace"), data=data)
+    return _with(msgspec.structs.replace(piece, offset=offset), _bytes_of(piece)[offset - piece.offset :])

@@ -15,7 +15,6 @@ from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
-    ID_IN_BODY_LEVEL,
     RECORD_BYTES_MAX,
     STEP_WIDTH,
     Op,
@@ -46,7 +45,7 @@ from moorage.scheduler.core.ledger.state import (
     extra_of,
 )
 from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
-from moorage.schemas.frames import RESULT_LEVEL, Fact, result_of
+from moorage.schemas.frames import Fact, result_of
 from moorage.schemas.printable import shown
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
@@ -169,10 +168,6 @@ class Draft:
         self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # the steps and bytes at which `bulk_full` becomes true
 
     # ------------------------------------------------------------------------- what will be, once folded
-
-    def level_allows(self, level: int) -> bool:
-        """Return whether records may hold things that need this feature level."""
-        return self.state.level >= level
 
     def tenant(self, name: str) -> Tenant | DraftTenant:
         """Return a read-only view of a tenant as it will be after this record; an empty one if it is not known."""
@@ -323,7 +318,7 @@ class Draft:
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """Accept a new job and return the number that fold will give it."""
         accepts, size = self.accepts, len(body)
-        written = written_id(name, body) if self.level_allows(ID_IN_BODY_LEVEL) else name
+        written = written_id(name, body)
         if accepts and accepts[-1][0] == tenant:
             accepts[-1][1].extend((written, body, replicas, traceparent))
         else:  # fold numbers jobs in this order, so a tenant may have several items
@@ -351,13 +346,6 @@ class Draft:
     def tombstone(self, tenant: str, job: str, sequence: int) -> None:
         self.add(Tombstone(tenant, job, sequence))
         self.tombstones.setdefault(tenant, set()).add(job)
-
-    def result_of(self, detail: str) -> int | None:
-        """Return the message number of an attempt's result, from the detail of its end; 0 if there is no result.
-
-        None if the worker did not report it, or the feature level does not allow results in records.
-        """
-        return result_of(detail) if self.state.level >= RESULT_LEVEL else None
 
     def complete_runs(self, members: list[Member], results: list[int | None]) -> bool:
         """Write one RUN step (claimed, started, succeeded, freed) for each member, and return whether that was done.
@@ -412,7 +400,7 @@ class Draft:
             if not run.started or run.exited or fact.code:
                 return False
             result = None
-            if fact.detail not in _WELL and (result := self.result_of(fact.detail)) is None:
+            if fact.detail not in _WELL and (result := result_of(fact.detail)) is None:
                 return False
             run.exited = True
             run.to = exiting(SUCCEEDED, result)

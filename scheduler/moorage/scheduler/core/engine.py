@@ -555,9 +555,7 @@ class Engine:
             host.last_ms = mono_ms
             window, is_draining = host.worker.window, host.worker.flag == "draining"
             left_s = None if window is None else max(0.0, (window.leave_ms - state.time_ms) / 1000)
-            renewed = Renewed(
-                frame.n, state.epoch, draining=is_draining, level=state.level, drain_s=left_s if is_draining else None
-            )
+            renewed = Renewed(frame.n, state.epoch, draining=is_draining, drain_s=left_s if is_draining else None)
             out.answers.append((event.reply, encode(renewed, json=event.json)))
             unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no, frame.resized)
             self.reports[host.worker.num] = reported(self.reports.get(host.worker.num), unknown)

@@ -24,7 +24,6 @@ from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_fields import check_fields
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
-from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
@@ -199,8 +198,8 @@ class Intake:
             self._api(parts[1], parts[2], delivery)
         elif room == "load":
             self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
-        elif room == "admin" and len(parts) in (2, 3):
-            operator, verb = parts[1:] if len(parts) == 3 else (NO_OPERATOR, parts[1])
+        elif room == "admin" and len(parts) == 3:
+            operator, verb = parts[1:]
             arguments = _decode_any(delivery.data) if delivery.data else {}
             self._on_admin(operator, verb, arguments, delivery.reply, is_json(delivery.data))
         else:

@@ -122,7 +122,6 @@ class Reign:
         for subject in (
             self._subjects.api_all,
             self._subjects.admin_all,
-            self._subjects.admin_unnamed_all,
             self._subjects.worker_join_all,
             self._subjects.worker_renew_all,
             self._subjects.worker_fact_all,

@@ -20,7 +20,6 @@ import msgspec
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream, StreamInfo
-from moorage.scheduler.core.ledger.digests import COMPUTED, TUPLE_HASH, trouble
 from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
@@ -51,8 +50,7 @@ class BackupRefused(MoorageError):
 class Header(msgspec.Struct, frozen=True):
     """The header line of a backup. `digest` is BLAKE2b-128 of the `size_bytes` bytes after this line.
 
-    `digests` names the hash of the state's own digest. `replicas` is the ledger's number of copies; 0 in backups by
-    releases before 0.3.
+    `replicas` is the ledger's number of copies.
     """
 
     ledger_id: str
@@ -64,8 +62,7 @@ class Header(msgspec.Struct, frozen=True):
     release: str
     digest: str
     size_bytes: int
-    digests: str = TUPLE_HASH
-    replicas: int = 0
+    replicas: int
 
     @property
     def file_name(self) -> str:
@@ -112,7 +109,6 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         RELEASE,
         snapshot_digest(data),
         len(data),
-        COMPUTED,
         info.replicas,
     )
     file = to / header.file_name if to.is_dir() else to
@@ -146,12 +142,11 @@ def _write(file: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
+def read(file: Path) -> tuple[Header, State]:
     """Return the header and the state of a backup.
 
-    With `rehash` the state's own digest is recomputed instead of checked; the digest of the file's bytes is always
-    checked. Raises OSError, and `BackupRefused` if the file is no backup, is damaged, has a format that this release
-    cannot read, or, without `rehash`, has digests of another hash, or if its state contradicts itself.
+    Raises OSError, and `BackupRefused` if the file is no backup, is damaged, has a format that this release cannot
+    read, or if its state contradicts itself.
     """
     another = "name another file: one that moorage admin backup has written"
     data = file.read_bytes()
@@ -166,14 +161,8 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     if len(rest) != header.size_bytes or snapshot_digest(rest) != header.digest:
         found = f"{len(rest)} bytes"
         raise _refused(f"{file} is damaged: its bytes do not match the digest in its first line", another, found=found)
-    if not rehash and trouble(header.digests, COMPUTED):
-        raise _refused(
-            f"{file} has digests of the hash {header.digests}, and this Python computes {COMPUTED}",
-            "restore it with --rehash: its digests are recomputed",
-            found=header.digests,
-        )
     try:
-        state = load(rest, rehash=rehash)
+        state = load(rest)
     except BadSnapshot as error:
         wrote = "use the release that wrote it"
         raise _refused(f"{file} cannot be read: {error}", wrote, found=header.release) from None
@@ -196,18 +185,16 @@ async def restore(
     *,
     replace: bool,
     say: Say,
-    rehash: bool = False,
 ) -> State:
     """Make a ledger that begins with the state of a backup; return its state. No scheduler may run.
 
     An existing ledger with records is deleted with `replace`, and refused without it. `replicas` is the number of
     copies of each stream; 0 for as many as the backed up ledger had. Until the last step, a half made ledger names no
-    snapshot and no scheduler leads it; run restore again with `replace`. With `rehash`, the backup may come from a
-    Python that computes other digests. `say` is called with a line about each step. Raises `BackupRefused`, `BusError`,
-    OSError, `BadSnapshot`, `Deposed`.
+    snapshot and no scheduler leads it; run restore again with `replace`. `say` is called with a line about each step.
+    Raises `BackupRefused`, `BusError`, OSError, `BadSnapshot`, `Deposed`.
     """
-    header, state = read(file, rehash=rehash)
-    subjects, replicas = Subjects(prefix), replicas or header.replicas or 1
+    header, state = read(file)
+    subjects, replicas = Subjects(prefix), replicas or header.replicas
     async with (
         await connect(ledger_target, "moorage-restore") as connection,
         await connect(target, "moorage-restore") as world,
@@ -259,7 +246,7 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
     for subject in written.subjects if written is not None else ():
         parts = [each.data async for each in jetstream.read_range(subjects.snapshot_stream, subject)]
         try:
-            found.append(load(b"".join(parts), rehash=True))  # only its numbers matter, whatever its digests are
+            found.append(load(b"".join(parts)))
         except BadSnapshot:  # an incomplete snapshot
             continue
     info = await info_of(jetstream, subjects.ledger_stream)

@@ -31,7 +31,7 @@ from moorage.bus.jetstream import (
     StreamInfo,
     wall_seconds,
 )
-from moorage.scheduler.core.ledger import acts, digests
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
@@ -219,16 +219,6 @@ class Ledger:
                 state.former_id = act.formerly
         return state
 
-    async def check_digests(self) -> None:
-        """Raise `LedgerBroken` if the newest epoch record names another hash than this Python computes."""
-        message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
-        record = self._decode(message) if message is not None else None
-        for act in record.acts if record is not None else ():
-            if isinstance(act, acts.Epoch):
-                trouble = digests.trouble(act.digests, digests.COMPUTED)
-                if trouble:
-                    raise LedgerBroken(f"this ledger cannot be read: {trouble}")
-
     async def purge_below(self, seq: int) -> int:
         """Delete the records below a sequence, and return how many (ledger-rules H36).
 
@@ -276,7 +266,7 @@ class Ledger:
             0,
             max(time_ms, state.time_ms),
             state.digest,
-            acts=[acts.Epoch(state.ledger_id or ledger_id, name, wall_s, digests.COMPUTED)],
+            acts=[acts.Epoch(state.ledger_id or ledger_id, name, wall_s)],
         )
         await self._append_and_fold(state, record, self._subjects.ledger_epoch)
 
@@ -304,7 +294,7 @@ class Ledger:
             max(int(wall_s * 1000), state.time_ms),
             state.digest,
             acts=[
-                acts.Epoch(state.ledger_id, "restore", wall_s, digests.COMPUTED),
+                acts.Epoch(state.ledger_id, "restore", wall_s),
                 acts.Restored(former),
                 acts.Resign(),
             ],

@@ -29,7 +29,7 @@ from moorage.schemas.subjects import Subjects
 
 _PLACE: Final = int(Op.PLACE)
 #: fields of acts that are not shown
-_HIDDEN: Final = ("wall_s", "digests")
+_HIDDEN: Final = ("wall_s",)
 
 
 class CannotShow(MoorageError):

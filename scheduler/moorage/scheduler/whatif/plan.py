@@ -14,8 +14,6 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
-from moorage.scheduler.core.ledger.acts import Share
-from moorage.scheduler.core.ledger.levels import level_problem
 from moorage.scheduler.core.ledger.records import MODE_NAMES
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names
@@ -145,12 +143,7 @@ decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
 
 
 def check_known(engine: Engine, asked: PlanAsk) -> None:
-    """Raise Refused if a worker to drain is unknown.
-
-    Also if the question sets a tenant's weight or guaranteed GPUs, and the ledger's feature level is too low for that.
-    """
-    if asked.share and engine.state.level < Share.LEVEL:
-        raise Refused(level_problem("the share of a tenant", Share.LEVEL, engine.state.level))
+    """Raise Refused if a worker to drain is unknown."""
     for worker in asked.drain:
         if worker not in engine.state.workers:
             raise refuse(

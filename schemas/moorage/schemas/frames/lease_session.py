@@ -27,16 +27,13 @@ SUSPECT_S: Final = 30.0
 OTHERS: Final = "*"
 #: how the detail of an `exited` fact begins that names the attempt's result; behind it stands what `result_of` reads
 RESULT: Final = "result:"
-#: a worker reports it once the ledger has this feature level: a scheduler of the release before would take it for the
-#: reason of a failure
-RESULT_LEVEL: Final = 2
 RESULT_DIGITS_MAX: Final = 14
 
 
 def result_of(detail: str) -> int | None:
     """Return the sequence that a detail names of a message in the tenant's stream of results; 0 if there is no result.
 
-    None if the detail names none, as in a fact of an older release.
+    None if the detail names none.
     """
     digits = detail[len(RESULT) :]
     if not detail.startswith(RESULT) or len(digits) > RESULT_DIGITS_MAX or not (digits.isascii() and digits.isdigit()):
@@ -105,10 +102,6 @@ FactKind = Literal[
     "freed",
     "quarantined",
 ]
-#: a worker reports `idle` once the ledger has this feature level: a scheduler of the release before cannot read it
-IDLE_LEVEL: Final = 2
-#: jobs are frozen once the ledger has this feature level
-FREEZE_LEVEL: Final = 2
 
 
 class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -122,12 +115,12 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
       workers refuse with `not-here: ` and a code ends. Otherwise the placement is tried again after a pause. `code` is
       the exit code of a start that was tried, 126 or 127, and 0 if none was.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
-      fence, start-failed or lost; or, with code 0 and from feature level 2 on, `result:` and the sequence of the
+      fence, start-failed or lost; or, with code 0, `result:` and the sequence of the
       message that has the result (0: there is none).
     - `quarantined`: `detail` is the slots, as `0,3`.
     - `freed`: `detail` is what the member used of its GPUs, if the worker has measured it: `used:` with milliseconds
       of a GPU at work (-1: unknown) and MiB seconds.
-    - `idle`, from feature level 2 on: `code` is for how many seconds the GPUs have shown no use, and `detail` after
+    - `idle`: `code` is for how many seconds the GPUs have shown no use, and `detail` after
       how many the worker ends the member (empty: never).
     - `frozen`, `resumed`, `not-frozen`: the answer to a `Freeze`. Of `not-frozen`, `detail` is why the member runs on.
     - `freeze-due`: the worker asks for a `Freeze`, because the GPUs have shown no use for `code` seconds.
@@ -197,7 +190,6 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
     - `renew_s`, `lease_s`, `grace_s`: the worker renews every `renew_s`. It begins to end its jobs `lease_s` after it
       sent the last renewal that was answered, and leaves them at most `grace_s` to end.
     - `formerly` is the id of the ledger from which an operator has restored `ledger`.
-    - `level` is the ledger's feature level. The worker sends no report that needs a higher level.
     """
 
     session: str
@@ -209,7 +201,6 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
     ledger: str
     v: int = VERSION
     formerly: str = ""
-    level: int = 1
 
 
 class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
@@ -247,15 +238,13 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
     the reign.
 
     `draining`: an operator drains the worker, which then asks back what it lends to processes of its host, within
-    `drain_s` seconds from now; null: the drain has no deadline. `level` is that of `Joined`, which an operator may have
-    raised.
+    `drain_s` seconds from now; null: the drain has no deadline.
     """
 
     n: int
     reign: int
     v: int = VERSION
     draining: bool = False
-    level: int = 1
     drain_s: float | None = None
 
 

@@ -30,7 +30,6 @@ from moorage.worker.supervisor.client import (
 )
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
-    PROTOCOL,
     Ended,
     EndMember,
     Event,
@@ -308,18 +307,7 @@ class SupervisorLink:
 
     async def _connect(self) -> Supervised:
         try:
-            supervised = await Supervised.connect(self.state, arguments=self._arguments)
-            if supervised.protocol < PROTOCOL and not (await supervised.list()).living:
-                # of the previous release, without members: replace it by a new one
-                await supervised.shutdown(0.0)
-                supervised = await Supervised.connect(self.state, arguments=self._arguments)
-            if supervised.protocol < PROTOCOL:
-                log.warning(
-                    "the supervisor is of an older release and still has jobs; it is replaced when the agent "
-                    "starts while no job"
-                    " runs. Until then one of 0.2 ends no containers and does not warn jobs of an end"
-                )
-            return supervised
+            return await Supervised.connect(self.state, arguments=self._arguments)
         except (SupervisorError, OSError) as error:  # no process or descriptor left, or a full disk
             raise SupervisorMissing(self.state, str(error)) from error
 

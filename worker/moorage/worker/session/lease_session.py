@@ -45,7 +45,6 @@ class LeaseSession:
         "kept_until_s",
         "lease_s",
         "ledger",
-        "level",
         "phase",
         "reign",
         "renew_at_s",
@@ -60,7 +59,6 @@ class LeaseSession:
         self.join_n = join_n
         self.ledger = ledger
         self.reign = 0
-        self.level = 1  # the ledger's feature level, by the newest answer of the leader
         self.session = ""
         self.renew_s = self.lease_s = self.grace_s = 0.0
         self.base_s = 0.0
@@ -123,7 +121,6 @@ class LeaseSession:
         self.phase = "live"
         self.session = frame.session
         self.reign = frame.reign
-        self.level = frame.level
         self.renew_s, self.lease_s, self.grace_s = frame.renew_s, frame.lease_s, frame.grace_s
         self.base_s = self.join_sent_s
         self.renew_n = 0

@@ -315,8 +315,8 @@ class MemberTable:
             if member is not None and member.phase in ("starting", "running", "ending"):
                 self._end_member(member, min(member.grace_s, OVER_GRANT_GRACE_S), why)
 
-    def on_idle(self, event: IdleSeen, *, reports: bool) -> None:
-        """Report members that do not use their devices, if the feature level allows it. End those past their limit."""
+    def on_idle(self, event: IdleSeen) -> None:
+        """Report members that do not use their devices. End those past their limit."""
         for name, seconds, ends_s, ends in event.items:
             member = self.held.get(name)
             if member is None or member.phase != "running":
@@ -325,7 +325,7 @@ class MemberTable:
                 self._end_member(
                     member, member.grace_s, f"{IDLE}no use of its GPUs for {seconds} s, {ends_s} are allowed"
                 )
-            elif reports:
+            else:
                 self.outbox.gathered.append(Fact("idle", *name, seconds, str(ends_s) if ends_s else ""))
 
     def freeze(self, freeze: Freeze) -> None:

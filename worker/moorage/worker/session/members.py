@@ -13,8 +13,6 @@ from typing import Any, Final
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem, in_a_line
 from moorage.schemas.frames import (
-    FREEZE_LEVEL,
-    IDLE_LEVEL,
     VERSION,
     Fact,
     FactAck,
@@ -210,7 +208,6 @@ class Members:
             if not self._reign_holds(frame.reign):
                 return
             self.session.renewed(frame.n)
-            self.session.level = frame.level
             self._set_fence()
             leave_at_s = self._now + frame.drain_s if frame.drain_s is not None else NEVER_S
             is_moved = (
@@ -407,11 +404,11 @@ class Members:
             self._renew()
 
     def _on_idle(self, event: IdleSeen) -> None:
-        self.table.on_idle(event, reports=self.session.level >= IDLE_LEVEL)
+        self.table.on_idle(event)
 
     def _on_freeze_due(self, event: FreezeDue) -> None:
         """Report running members that do not use their devices. The leader then orders to freeze them."""
-        for name, seconds in event.items if self.session.level >= FREEZE_LEVEL else ():
+        for name, seconds in event.items:
             member = self.held.get(name)
             if member is not None and member.phase == "running" and not member.frozen and not member.freezing:
                 self.outbox.gathered.append(Fact("freeze-due", *name, seconds))

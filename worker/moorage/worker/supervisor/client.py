@@ -24,7 +24,7 @@ from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import open_folder, peer_of
 from moorage.worker.supervisor.protocol import (
-    PROTOCOLS,
+    PROTOCOL,
     SOCKET_NAME,
     Contain,
     Done,
@@ -124,8 +124,6 @@ class Supervised(asyncio.Protocol):
         """How the kernel can refuse devices to its members, as in `Hello`; empty if it cannot."""
         self.no_device_fence = ""
         """Why it cannot."""
-        self.protocol = PROTOCOLS[-1]
-        """Its protocol version: one that an older release started knows less (see `protocol.PROTOCOL`)."""
         self._loop = asyncio.get_running_loop()
         self._identity: asyncio.Future[SupervisorIdentity] = self._loop.create_future()
         self._gone: asyncio.Future[SupervisorGone] = self._loop.create_future()
@@ -228,22 +226,14 @@ class Supervised(asyncio.Protocol):
 
         Raises as `start`.
         """
-        if self.protocol < 2:
-            members = [_for_protocol_1(member) for member in members]
-        if self.protocol < 4 and any(member.leaves_cgroup for member in members):
-            raise SupervisorRefused(
-                "protocol", "the supervisor is of an older release, and cannot track processes that leave its cgroup"
-            )
         parts = [tuple(members[at : at + START_MEMBERS_MAX]) for at in range(0, len(members), START_MEMBERS_MAX)]
         return [self._begin(Start(n=self._next(), members=part)) for part in parts]
 
     async def contain(self, member: StartMember, container: str) -> None:
         """Have the supervisor take on a created container that is not started; once this returns, start the container.
 
-        Raises as `start`, and `SupervisorRefused` if the supervisor is too old for it.
+        Raises as `start`.
         """
-        if self.protocol < 3:
-            raise SupervisorRefused("protocol", "the supervisor is of an older release, and ends no containers")
         await self._ask(Contain(n=self._next(), member=member, container=container))
 
     def begin_removed(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
@@ -297,10 +287,8 @@ class Supervised(asyncio.Protocol):
     async def shutdown_if_idle(self) -> bool:
         """End a supervisor without members, and return True once its process is gone.
 
-        Return False if it has members or is too old for this. Raises `SupervisorGone`.
+        Return False if it has members. Raises `SupervisorGone`.
         """
-        if self.protocol < 2:
-            return False
         try:
             pidfd = os.pidfd_open(self.identity.pid)
         except ProcessLookupError:
@@ -435,12 +423,11 @@ class Supervised(asyncio.Protocol):
     def _greeted(self, hello: Hello) -> None:
         if self._identity.done():
             return  # only the first hello counts
-        if hello.protocol not in PROTOCOLS:
-            spoken = f"{PROTOCOLS[0]} to {PROTOCOLS[-1]}"
-            message = f"the supervisor speaks protocol {hello.protocol}, this agent {spoken}"
+        if hello.protocol != PROTOCOL:
+            message = f"the supervisor speaks protocol {hello.protocol}, this agent {PROTOCOL}"
             self._identity.set_exception(SupervisorRefused("protocol", message))
             return
-        self.cgroup, self.controllers, self.protocol = hello.cgroup, hello.controllers, hello.protocol
+        self.cgroup, self.controllers = hello.cgroup, hello.controllers
         self.device_fence, self.no_device_fence = hello.device_fence, hello.no_device_fence
         if self._pidfd < 0:
             # the peer of a socket is the process that made it: that one has forked and ended
@@ -511,13 +498,6 @@ class Supervised(asyncio.Protocol):
         self._some.set()
         if not reason.silent:
             self._close_pidfd()
-
-
-def _for_protocol_1(member: StartMember) -> StartMember:
-    """Remove a checkpoint signal without a time-out, which protocol 1 refuses because it could never send it."""
-    if member.checkpoint_signal is None or member.timeout_s is not None:
-        return member
-    return msgspec.structs.replace(member, checkpoint_signal=None)
 
 
 def python_variables() -> dict[str, str]:

@@ -12,14 +12,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 5
-"""2: a checkpoint signal before the deadline alone, a notice before an end, `idle_only`, a mark of the state folder. 3:
-containers (`Contain`, `Removed`). 4: `StartMember.leaves_cgroup`. 5: `StartMember.refused_nodes`.
-
-A supervisor of the previous release runs on under a newer agent, which leaves out what the supervisor does not know.
-"""
-PROTOCOLS: Final = (1, 2, 3, 4, 5)
-"""The versions that this agent can use."""
+PROTOCOL: Final = 1
+"""An agent uses a supervisor of this version and of no other, though a supervisor runs on under a newer agent."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES: Final = 4
 KEY_CHARS_MAX: Final = 512

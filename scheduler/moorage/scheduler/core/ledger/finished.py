@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Iterable
 from typing import Final
 
+from moorage.scheduler.core.ledger.digests import number_of
+
 ROWS_MAX: Final = 2_000_000
 
 _ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces
@@ -36,7 +38,6 @@ _NUMBERS: Final = 2**_NUMBER_BITS - 1
 #: where these 11 bits are in a key, read as a number; its lowest bits choose the slot, the last byte the segment
 _MARK_AT: Final = 64
 _MARK: Final = 0x7FF
-_SEVEN: Final = 2**56 - 1
 _from_bytes: Final = int.from_bytes
 _KEYS: Final = hashlib.blake2b(digest_size=KEY_BYTES)
 _DIGESTS: Final = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -115,7 +116,7 @@ class FinishedTable:
             slot = bits & len(segment) - 1
             entry = (bits >> _MARK_AT & _MARK) << _NUMBER_BITS | number % _NUMBERS + 1  # `_entry`
             number += 1
-            sums += hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))  # `_row_hash`
+            sums += number_of((key, digest, state))
             if segment[slot] != _EMPTY:
                 slot = self._probe(segment, slot, bits, key)
                 if segment[slot] != _EMPTY:  # there is an older row of the key
@@ -141,7 +142,7 @@ class FinishedTable:
     def drop_oldest(self) -> None:
         key, digest, _, state, _, _ = self._unpacked(self._first)
         self._remove(key, self._first)
-        self.row -= _row_hash(_from_bytes(key, "little"), digest, state)
+        self.row -= number_of((key, digest, state))
         self._first += 1
         if self._first - self._base == _CHUNK_ROWS:
             del self._chunks[0]
@@ -231,8 +232,3 @@ class FinishedTable:
 def _entry(bits: int, number: int) -> int:
     """Return the index entry of a key's bits and a row's number."""
     return (bits >> _MARK_AT & _MARK) << _NUMBER_BITS | number % _NUMBERS + 1
-
-
-def _row_hash(bits: int, digest: bytes, state: int) -> int:
-    """Return the hash of 7 bytes each of key and digest: of ints only, so it is the same in every process."""
-    return hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))

@@ -12,7 +12,7 @@ from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import FORMAT
+from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN
 from moorage.scheduler.core.ledger.state import STORY_PART, State, new_job
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 
@@ -22,11 +22,10 @@ def fold(state: State, record: Record, seq: int) -> Folded:
 
     Raises `FoldError` if the record does not fit the state, which must then be thrown away.
     """
-    if record.format not in (FORMAT - 1, FORMAT):
+    if not FORMAT_MIN <= record.format <= FORMAT:
         other = "a newer" if record.format > FORMAT else "an older"
         raise FoldError(
-            f"record {seq} has format {record.format}; this release reads {FORMAT - 1} and {FORMAT}:"
-            f" use {other} release"
+            f"record {seq} has format {record.format}; this release reads {FORMAT_MIN} to {FORMAT}: use {other} release"
         )
     if record.epoch < state.epoch:
         state.seq = seq  # a stale leader's record: counted, never applied

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from moorage.scheduler.core.ledger.records import USAGE_LEVEL
 from moorage.scheduler.core.ledger.state import (
     REV,
     STORY_MAX,
@@ -113,8 +112,7 @@ class Folding:
         if len(story) >= most:
             oldest, written = len(story) - most * 3 // 4, job.parts[-1][2] if job.parts else 0
             self.out.dropped += sum(row[REV] > written for row in story[:oldest])
-            if self.format >= USAGE_LEVEL:
-                self._count_usage(job, oldest)
+            self._count_usage(job, oldest)
             del story[:oldest]
         if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
             self.out.long[job.num] = job

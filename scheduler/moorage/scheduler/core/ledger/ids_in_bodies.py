@@ -10,7 +10,7 @@ _BEGINS_WIDE: Final = b'{"job": "'
 
 
 def written_id(name: str, body: bytes) -> str:
-    """Return the id as a record of feature level 2 contains it: empty if `id_of` finds it in the body."""
+    """Return the id as a record contains it: empty if `id_of` finds it in the body."""
     id = name.encode()
     return "" if body.startswith((b'%b%b"' % (_BEGINS, id), b'%b%b"' % (_BEGINS_WIDE, id))) else name
 

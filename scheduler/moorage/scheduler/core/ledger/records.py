@@ -10,10 +10,11 @@ from typing import Final
 
 from moorage.schemas import actors
 
-#: the newest record format, equal to the newest feature level: 1 up to release 0.2, 2 from 0.3 on. A release can fold
-#: this format and the one before. A leader writes at the ledger's level, which an operator raises once every scheduler
-#: can fold the next one
-FORMAT: Final = 2
+#: the newest record format, equal to the newest feature level. A leader writes at the ledger's level, which an operator
+#: raises once every scheduler can fold the next one
+FORMAT: Final = 1
+#: the oldest record format that this release folds
+FORMAT_MIN: Final = 1
 RECORD_BYTES_MAX: Final = 512 * 1024
 STEP_WIDTH: Final = 6
 
@@ -147,16 +148,3 @@ class Mode(IntEnum):
 
 MODE_NAMES: Final = ("none", "exclusive", "mps", "time-slice")
 MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mode.TIME_SLICE}
-
-
-#: the feature level that a ledger needs before a record may have these things, which are not acts: a notice in an END
-#: step, LOSE with LOST_KEPT of an ENDING replica, and a job accepted without its id. Results have `RESULT_LEVEL`
-NOTICE_LEVEL: Final = 2
-KEPT_WHILE_ENDING_LEVEL: Final = 2
-ID_IN_BODY_LEVEL: Final = 2
-#: the level from which attempts have their own folders, and `cwd` null means that folder instead of /
-FOLDER_LEVEL: Final = 2
-#: the level from which the GPU usage of jobs that leave memory is summed
-USAGE_LEVEL: Final = 2
-#: the level for request fields that releases before 0.3 do not know (see `admission`), and so for guests
-REQUEST_LEVEL: Final = 2

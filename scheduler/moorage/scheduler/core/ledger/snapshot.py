@@ -1,7 +1,7 @@
 """The state at one record as bytes, from which a restart continues with the later records.
 
 A follower writes it, never the leader's loop. A snapshot is valid only once a ledger record names it with its digest
-(ledger-rules H12). `load` returns a state with the same digest, or raises, unless it is to rehash.
+(ledger-rules H12). `load` returns a state with the same digest, or raises.
 """
 
 from __future__ import annotations
@@ -216,20 +216,17 @@ def snapshot_digest(snapshot: bytes) -> str:
     return hashlib.blake2b(snapshot, digest_size=16).hexdigest()
 
 
-def load(snapshot: bytes, *, rehash: bool = False) -> State:
-    """Return the state in a snapshot. Raises `BadSnapshot` for other bytes, or if the rows do not have their digest.
-
-    With `rehash` the digest is recomputed by this Python, whatever the snapshot says.
-    """
+def load(snapshot: bytes) -> State:
+    """Return the state in a snapshot. Raises `BadSnapshot` for other bytes, or if the rows do not have their digest."""
     try:
         found = _decode(snapshot)
-        return _loaded(found, rehash=rehash)
+        return _loaded(found)
     # any damage is possible, as rows refer to each other by number
     except (*UNREADABLE, LookupError, TypeError) as error:
         raise BadSnapshot(f"not a snapshot of release 0.2 or a later one: {error!r}") from None
 
 
-def _loaded(found: _Snapshot, *, rehash: bool) -> State:
+def _loaded(found: _Snapshot) -> State:
     if found.format != SNAPSHOT_FORMAT:
         raise BadSnapshot(f"the snapshot has format {found.format}, this release reads {SNAPSHOT_FORMAT}")
     state = State()
@@ -277,7 +274,7 @@ def _loaded(found: _Snapshot, *, rehash: bool) -> State:
     state.finished = FinishedTable.load(found.finished)
     state.usage = UsageTable.load(found.usage)
     _digest_rows(state)
-    if state.digest != found.digest and not rehash:
+    if state.digest != found.digest:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
     return state
 

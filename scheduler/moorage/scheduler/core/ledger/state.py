@@ -8,11 +8,11 @@ only changed rows are hashed again.
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.resizes import Resize
@@ -120,9 +120,6 @@ class Window(NamedTuple):
     until_ms: int
     by: str
     why: str
-
-    def digest_row(self) -> int:
-        return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
 class Pool(NamedTuple):
@@ -238,18 +235,19 @@ class Job:
         self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
 
     def digest_row(self) -> int:
-        row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
-        if self.hold is not None or self.priority >= 0:  # unset fields are left out: old digests stay
-            row = hash((row, _order_row(self.hold), self.priority))
+        row = number_of((self.num, self.rev, self.gang, self.after, self.started, self.name))
+        # what most jobs lack is left out: it costs nothing, and a later release may add to it
+        if self.hold is not None or self.priority >= 0:
+            row = number_of((row, "order", self.hold, self.priority))
         if self.preempts is not None:
-            row = hash((row, self.preempts))
+            row = number_of((row, "preempts", self.preempts))
         if self.used is not None:
-            row = hash((row, self.used))
+            row = number_of((row, "used", self.used))
         if self.resizes:
-            row = hash((row, self.resizes))
+            row = number_of((row, "resizes", self.resizes))
         if self.lacking:
-            row = hash((row, self.lacking))
-        return hash((row, self.avoid)) if self.avoid else row
+            row = number_of((row, "lacking", self.lacking))
+        return number_of((row, "avoid", self.avoid)) if self.avoid else row
 
     @property
     def members(self) -> list[Member]:
@@ -317,7 +315,7 @@ class Replica:
         self.row = 0
 
     def digest_row(self) -> int:
-        return hash(
+        return number_of(
             (
                 self.job.num,
                 self.index,
@@ -376,13 +374,13 @@ class Member:
         self.runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
 
     def digest_row(self) -> int:
-        row = hash(
+        row = number_of(
             (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
         )
-        row = hash((row, self.rate_milli)) if self.rate_milli else row
-        row = hash((row, self.notice_s)) if self.notice_s else row
-        row = hash((row, -1, 1) if self.wakes else (row, -1)) if self.freeze else row
-        return hash((row, -2)) if self.guest else row
+        row = number_of((row, "rate", self.rate_milli)) if self.rate_milli else row
+        row = number_of((row, "notice", self.notice_s)) if self.notice_s else row
+        row = number_of((row, "freeze", self.wakes)) if self.freeze else row
+        return number_of((row, "guest")) if self.guest else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
@@ -473,13 +471,11 @@ class Worker:
         return int(self.hello.get("lost_ms", 0))
 
     def digest_row(self) -> int:
-        session = int(self.session[:14] or "0", 16)
-        row = hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
-        if self.unwell or self.well or self.window is not None:  # unset fields are left out: old digests stay
-            ill = zlib.crc32(repr(sorted(self.unwell.items())).encode())
-            row = hash((row, ill, self.well, self.well_n, self.window.digest_row() if self.window else 0))
+        row = number_of((self.num, self.n, self.no, self.session, self.flag, self.quarantined))
+        if self.unwell or self.well or self.window is not None:
+            row = number_of((row, "health", sorted(self.unwell.items()), self.well, self.well_n, self.window))
         if self.until_ms:
-            row = hash((row, self.until_ms))
+            row = number_of((row, "shut", self.until_ms))
         return row
 
 
@@ -534,17 +530,13 @@ class Tenant:
         return self.hold is not None or self.limit is not None or self.share is not None
 
     def digest_row(self) -> int:
-        name = zlib.crc32(self.name.encode())
-        row = hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
+        row = number_of((self.name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
         if self.ordered:
-            row = hash((row, _order_row(self.hold), _order_row(self.limit), self.gpus_max, self.jobs_max))
+            row = number_of((row, "orders", self.hold, self.limit, self.gpus_max, self.jobs_max))
         if self.share is not None or self.usage_base or self.rate_milli:
-            row = hash((row, _order_row(self.share), self.weight, self.guaranteed, self.rate_milli, self.usage_base))
+            usage = str(self.usage_base)  # it exceeds 64 bits
+            row = number_of((row, "share", self.share, self.weight, self.guaranteed, self.rate_milli, usage))
         return row
-
-
-def _order_row(order: StandingOrder | None) -> int:
-    return 0 if order is None else hash((zlib.crc32(f"{order.actor} {order.why}".encode()), order.since_ms))
 
 
 class State:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
+
+from moorage.scheduler.core.ledger.digests import number_of
 
 #: GPU ms granted, MiB seconds granted, GPU ms used, MiB seconds used
 SUMS: Final = 4
@@ -125,5 +126,4 @@ class UsageTable:
 
 def _row(tenant: str, model: str, hour: int, sums: tuple[int, ...]) -> int:
     """Return what the sums of one row count in the digest."""
-    key = zlib.crc32(f"{tenant}\n{model}".encode())
-    return sum(value * (hash((key, hour, column)) | 1) for column, value in enumerate(sums) if value)
+    return sum(value * number_of((tenant, model, hour, column)) for column, value in enumerate(sums) if value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
@@ -19,17 +19,13 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Untomb
 from moorage.scheduler.core.ledger.finished import job_key, request_digest
-from moorage.scheduler.core.ledger.levels import level_problem
-from moorage.scheduler.core.ledger.records import REQUEST_LEVEL, by_tenant
+from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.schemas import reasons, reserved_variables
 from moorage.schemas.codec import (
     NESTING_MAX,
-    REQUEST_BYTES_MAX,
-    Decoder,
-    canonical,
     decode_request,
     identity,
     same_request,
@@ -50,7 +46,6 @@ SOONEST_KEPT_MS: Final = 1_000
 FORGET_MAX: Final = 256
 
 _NONE: Final[set[str]] = set()
-_decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], REQUEST_BYTES_MAX)
 
 NO_MATCH: Final = "no-match"
 #: filters that do not mean missing workers: the present drivers or devices do not support the request
@@ -61,22 +56,6 @@ NOT_SUPPORTED: Final = (
     reasons.DEVICE.name,
     reasons.NO_USERS.name,
     reasons.NO_MEMORY_LIMIT.name,
-)
-#: request fields that need `REQUEST_LEVEL`
-NEWER_FIELDS: Final = (
-    ("qos",),
-    ("template",),
-    ("guest",),
-    ("run", "image"),
-    ("run", "files"),
-    ("run", "keep"),
-    ("gpu", "enforce"),
-    ("resources", "enforce"),
-    ("gpu", "min_compute_capability"),
-    ("gpu", "prefer"),
-    ("gpu", "profile"),
-    ("resource_requirements", "gpu", "device_id"),
-    ("resource_requirements", "gpu", "device_ids"),
 )
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
@@ -140,15 +119,6 @@ def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:
     return refusal if event.sequence == 0 else NewJob(event, [warning], REJECTED, refusal.message)
 
 
-def _says(said: Any, path: tuple[str, ...]) -> bool:
-    """Return whether a decoded object has the field at the end of a path, whatever its value."""
-    for key in path:
-        if not isinstance(said, dict) or key not in said:
-            return False
-        said = said[key]
-    return True
-
-
 class Admission:
     """Decides about submits and cancels, by the state and this record's draft."""
 
@@ -195,7 +165,7 @@ class Admission:
         """
         request, shape = event.request, event.shape
         if request is not self._well_formed:
-            malformed = _malformed(event) or self._too_new(event)
+            malformed = _malformed(event)
             if malformed is not None:
                 return malformed
             self._well_formed = request
@@ -240,24 +210,6 @@ class Admission:
             if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):
                 warnings.append(dropped)
         return NewJob(event, warnings)
-
-    def _too_new(self, event: Submit) -> Problem | None:
-        """Return a problem if schedulers of the previous release could not read the request, or would misplace it.
-
-        None once the ledger's feature level shows that no such scheduler is left. They refuse fields that they do not
-        know, whatever the value, also null or an empty list.
-        """
-        if self.state.level >= REQUEST_LEVEL:
-            return None
-        said = _decode_any(event.body)
-        if event.request.device_ids:
-            return level_problem("a request for exact devices", REQUEST_LEVEL, self.state.level)
-        for path in NEWER_FIELDS:
-            if _says(said, path):
-                return level_problem(f"the field {'.'.join(path)}", REQUEST_LEVEL, self.state.level)
-        if event.request.workload.needs_folder:
-            return level_problem("a relative run.cwd", REQUEST_LEVEL, self.state.level)
-        return None
 
     def _begin(self, draft: Draft) -> None:
         """Prepare for the submits of a record; the state does not change during them."""
@@ -428,8 +380,7 @@ class Admission:
 
     def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
         request = decode_request(event.body)
-        # rows of older releases have the digest of the whole request, including `events`
-        if digest in (request_digest(identity(request)), request_digest(canonical(request))):
+        if digest == request_digest(identity(request)):
             return Accepted(event.name, 0, STATES[state], duplicate=True)
         return self._conflict(event)
 

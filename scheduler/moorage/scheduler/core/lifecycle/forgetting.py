@@ -39,8 +39,6 @@ class Forgetting:
 
     def pass_time(self, draft: Draft) -> None:
         """Forget workers that stay away. To be called once a second, after the frames of workers."""
-        if not draft.level_allows(Forget.LEVEL):
-            return
         if self._blank:
             self._forget_tenants(draft)
         elif not self._away:

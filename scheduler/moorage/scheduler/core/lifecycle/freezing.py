@@ -21,10 +21,8 @@ IDLE_S_MAX: Final = 10**9
 def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
     """Write what follows from a report of a kind in `FREEZING`.
 
-    Do nothing if the report does not fit the member's state, or the feature level is too low.
+    Do nothing if the report does not fit the member's state.
     """
-    if not draft.level_allows(Freeze.LEVEL):
-        return
     kind, replica = fact.kind, member.replica
     state = draft.replica(replica).state
     if kind == "frozen":

@@ -38,13 +38,11 @@ class Health:
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
         """Write what changed about the worker's devices into the draft, and make the jobs on failed ones leave.
 
-        Do nothing if the feature level is too low, the record has no room, or it has handled a report of this worker.
+        Do nothing if the record has no room, or it has handled a report of this worker.
         """
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well):
             return
-        if not draft.level_allows(acts.Health.LEVEL):
-            return  # its load frames report them as sick
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # the next renewal repeats it
         row = draft.change_worker(worker)
@@ -103,7 +101,7 @@ class Health:
         mask = (worker.quarantined | row.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
         draft.add(acts.Unquarantine(worker.num, worker.quarantined & mask, by))
-        if mask and draft.level_allows(acts.Well.LEVEL):
+        if mask:
             row.well |= mask
             draft.add(acts.Well(worker.num, row.well, by))
             row.unwell_mask &= ~mask
@@ -130,8 +128,6 @@ class Health:
         These are jobs that avoid all its devices and that it has refused, `LIFTED_MAX` at most. A job that avoids
         devices because they failed under it goes on avoiding them.
         """
-        if not draft.level_allows(acts.Avoid.LEVEL):
-            return
         lifted = 0
         for num in sorted(self._shy_jobs()):
             job = self.state.jobs.get(num)

@@ -69,7 +69,7 @@ class Retention:
         for num, last in parted.items():
             tally.add_leaving(self._state.jobs[num], last)
         count = self._compact(draft, tally, parted)
-        if tally.fine and draft.level_allows(Usage.LEVEL):
+        if tally.fine:
             draft.add(Usage(tally.rows()))
         return count
 

@@ -109,7 +109,7 @@ class Starts:
             len(row) >= self._most and len(tenants) > 1
         )
         open_now = draft.worker(worker).flag == "open" and draft.worker(worker).session
-        if not is_the_hosts or not open_now or not draft.level_allows(Shut.LEVEL):
+        if not is_the_hosts or not open_now:
             return
         times = self._times.get(worker.num, 0)
         until_ms = draft.time_ms + min(CLOSED_MS << min(times, 16), CLOSED_MS_MAX)

@@ -14,10 +14,8 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Avoid, Used
+from moorage.scheduler.core.ledger.acts import Used
 from moorage.scheduler.core.ledger.records import (
-    KEPT_WHILE_ENDING_LEVEL,
-    NOTICE_LEVEL,
     NOTICE_S_MAX,
     Count,
     GangPhase,
@@ -118,7 +116,7 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
         ):
             return []
         result = None
-        if exited.detail not in ("", "exit") and (result := draft.result_of(exited.detail)) is None:
+        if exited.detail not in ("", "exit") and (result := result_of(exited.detail)) is None:
             return []
         found.append(member)
         results.append(result)
@@ -128,7 +126,7 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
 def _note_used(draft: Draft, members: dict[MemberKey, Member], fact: Fact) -> None:
     """Record what an attempt used of its GPUs, as measured by its worker; do nothing if the report does not say."""
     member, used = members.get((fact.tenant, fact.job, fact.replica, fact.fence)), used_of(fact.detail)
-    if member is not None and member not in draft.gone and used is not None and draft.level_allows(Used.LEVEL):
+    if member is not None and member not in draft.gone and used is not None:
         draft.add(Used(member.replica.job.num, *used))
 
 
@@ -242,7 +240,7 @@ class Lifecycle:
             self.starts.failed(draft, member, why)
         if not why.startswith(ABOUT_THE_JOB):
             self._mark_busy(member)
-        elif not code and draft.level_allows(Avoid.LEVEL):  # an older ledger cannot record it: it may be tried again
+        elif not code:
             draft.avoid(replica.job, member.worker, every_slot(member.worker))
             # without a code no start was tried: a worker with that handler may still be to come
             if why.startswith(NOT_HERE) and said == fact.code:
@@ -273,7 +271,7 @@ class Lifecycle:
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
         job, result = replica.job, None
         if code == 0 and result_of(detail) is not None:
-            detail, result = "exit", draft.result_of(detail)
+            detail, result = "exit", result_of(detail)
         well = code == 0 and detail in ("", "exit")
         why = "" if detail in ("", "exit") else detail
         cause = self._cause(detail)
@@ -499,7 +497,7 @@ class Lifecycle:
         run = self.request_of(job).workload
         if notice_s is None:
             notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
-        notice_s = min(notice_s, NOTICE_S_MAX) if draft.level_allows(NOTICE_LEVEL) else 0
+        notice_s = min(notice_s, NOTICE_S_MAX)
         after = self._next_after(job.replicas[0] if job.gang else replica, count)
         if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
@@ -586,8 +584,7 @@ class Lifecycle:
         if not why or draft.job(replica.job).gang != GangPhase.NONE:
             return ""
         if state == ENDING:
-            again = self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING_LEVEL)
-            return why if again else ""
+            return why if self._after_ending(draft, replica) == QUEUED else ""
         return why if state in _ON_WORKER else ""
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:

@@ -16,7 +16,6 @@ from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.levels import level_problem
 from moorage.scheduler.core.ledger.records import FORMAT, Mode
 from moorage.scheduler.core.ledger.state import (
     FREEZE,
@@ -181,8 +180,6 @@ class Orders:
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=len(running))
 
     def _why_not_frozen(self, draft: Draft, job: Job, running: list[Member]) -> Problem | None:
-        if not draft.level_allows(acts.Freeze.LEVEL):
-            return level_problem("freezing a job", acts.Freeze.LEVEL, self.state.level)
         shape, driver = self.shape_of(job), self.request_of(job).workload.driver
         found, allowed = "", "a job that runs on GPUs, each replica by itself"
         if shape.together > 1 or job.gang:
@@ -278,8 +275,6 @@ class Orders:
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        if not draft.level_allows(acts.Share.LEVEL):
-            return level_problem("the share of a tenant", acts.Share.LEVEL, self.state.level)
         name, tenant = asked.tenant, draft.change_tenant(asked.tenant)
         weight, gpus = _given(asked.weight, tenant.weight), _given(asked.gpus, tenant.guaranteed)
         changed = (weight, gpus) != (tenant.weight, tenant.guaranteed)

@@ -14,7 +14,6 @@ from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, rate_of
-from moorage.scheduler.core.ledger.levels import level_problem
 from moorage.scheduler.core.ledger.records import MODE_NAMES
 from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
@@ -53,8 +52,6 @@ class Resizing:
                 "mps or time-slice",
                 "submit another job that asks for a part of a GPU, as 1xH100@mps=50%",
             )
-        if not draft.level_allows(acts.Resize.LEVEL):
-            return level_problem("resizing a job", acts.Resize.LEVEL, self._state.level)
         share = gpu.share or Share()
         before = draft.job(job).part or (share.memory_mib, share.compute_percent)
         part = (

@@ -8,8 +8,6 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger.acts import Window
-from moorage.scheduler.core.ledger.levels import level_problem
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
@@ -38,8 +36,6 @@ class WorkerOrders:
             slots = self._health.release(draft, worker, named, by)
             return Done(event.verb, slots != 0, worker=name, members=members, slots=slots_of(slots))
         if isinstance(act, DrainAct):
-            if act.has_window and not draft.level_allows(Window.LEVEL):
-                return level_problem("a drain with a time", Window.LEVEL, self._state.level)
             changed = self._windows.drain(draft, worker, act, by)
             drain = as_drain(window_of(act, draft.time_ms, by))
             return Done(event.verb, changed, worker=name, members=members, drain=drain)

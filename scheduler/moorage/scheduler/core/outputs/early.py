@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of
-from moorage.scheduler.core.ledger.records import FOLDER_LEVEL, GUEST, MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
+from moorage.scheduler.core.ledger.records import GUEST, MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.outputs import Message, json_body, slots_of, wanted_message
@@ -45,7 +45,6 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
             if size <= BODY_BYTES_MAX and flight.new[(tenant, name)].submit.request.deadline_s is None:
                 new[num] = (tenant, name, body, traceparent)
             num += 1
-    has_folder = state.level >= FOLDER_LEVEL
     frames: dict[int, Wanted] = {}
     workers = state.worker_by_num
     steps = iter(record.steps)
@@ -62,8 +61,6 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
         if worker.num not in frames:
             frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
         frames[worker.num].place.append(
-            Place(
-                tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, has_folder, 0, bool(c & GUEST)
-            )
+            Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, True, 0, bool(c & GUEST))
         )
     return [wanted_message(subjects, workers[num], frame) for num, frame in frames.items()]

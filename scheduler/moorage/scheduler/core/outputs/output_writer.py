@@ -113,7 +113,6 @@ class OutputWriter:
             config.grace_s,
             state.ledger_id,
             formerly=state.former_of(frame.ledger),
-            level=state.level,
         )
         out.answers.append((event.reply, encode(joined, json=event.json)))
         worker = state.workers[event.worker]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.beside import waits_for_guests
-from moorage.scheduler.core.ledger.records import FOLDER_LEVEL, MODE_NAMES, GangPhase, Mode, by_tenant
+from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -121,7 +121,7 @@ class WantedFrames:
             body,
             job.traceparent,
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
-            self._state.level >= FOLDER_LEVEL,
+            True,
             job.resizes[-1].seq if job.resizes else 0,
             member.guest,
         )

@@ -127,7 +127,7 @@ class Preempting:
         No two jobs get the same host. A record in which an operator changes a priority searches no victims, since the
         state still has the old priorities; the next record does.
         """
-        if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Preempt.LEVEL):
+        if draft.time_ms - self._sought_ms < 1000:
             return
         if draft.reprioritized or not self.knows_fleet():
             return

@@ -95,7 +95,6 @@ class ScriptedLeader:
         self.numbers = (renew_s, lease_s, grace_s)
         self.reign = 1
         self.ledger = "ledger-1"
-        self.level = 1
         self.seats: dict[str, Seat] = {}
         self.mute: set[str] = set()
         self.refuse: dict[str, Problem] = {}
@@ -187,7 +186,7 @@ class ScriptedLeader:
             seat.said_goodbye = join.session == seat.session
             return
         session = f"session-{join.n}"
-        joined = Joined(session, join.n, self.reign, *self.numbers, self.ledger, level=self.level)
+        joined = Joined(session, join.n, self.reign, *self.numbers, self.ledger)
         if await self._answer(msg, "join", joined) and (not seat.joins or seat.joins[-1].n != join.n):
             self.on_join(join)
             seat.joins.append(join)
@@ -199,7 +198,7 @@ class ScriptedLeader:
         renew = decode_renew(msg.data)
         if renew.session != seat.session:
             await msg.respond(encode(problem("session-over", "another session stands")))
-        elif await self._answer(msg, "renew", Renewed(renew.n, self.reign, level=self.level)):
+        elif await self._answer(msg, "renew", Renewed(renew.n, self.reign)):
             seat.renewals.append(renew)
 
     async def _on_fact(self, msg: Msg) -> None:

@@ -28,7 +28,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, problem, refuse
-from moorage.schemas.frames import RESULT, RESULT_LEVEL, ResultLine
+from moorage.schemas.frames import RESULT, ResultLine
 from moorage.schemas.handler import DRIVER, Result, encode_result, goes_together, line_of, result_object, together
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
@@ -120,8 +120,7 @@ class HandlerDriver(Driver):
     `on_overdue` is called in the event loop for a function that still runs after its grace.
 
     Without `threads` a plain function is called in the event loop, where it cannot be asked to stop: for virtual time.
-    `level` returns the ledger's feature level: from `RESULT_LEVEL` on, small results are stored together, and the end
-    of a job names the message with its result.
+    Small results are stored together, and the end of a job names the message with its result.
     """
 
     name = DRIVER
@@ -141,7 +140,6 @@ class HandlerDriver(Driver):
         on_overdue: Overdue | None = None,
         threads: bool = True,
         policy: Policy | None = None,
-        level: Callable[[], int] = lambda: 1,
     ) -> None:
         super().__init__()
         self._policy = policy or Policy({}, {}, {}, None, {})
@@ -154,7 +152,6 @@ class HandlerDriver(Driver):
         self._on_overdue = on_overdue
         self._running: dict[MemberName, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._level = level
         self._small: dict[str, list[tuple[_Running, bytes]]] = {}  # by tenant: lines of results still to be stored
         self._fence_s = NEVER_S
         self._closed = False
@@ -374,7 +371,7 @@ class HandlerDriver(Driver):
         elif running.reason or running.notice is not None:
             self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
         elif (value := work.result()) is None:
-            self._over(running, 0, f"{RESULT}0" if self._level() >= RESULT_LEVEL else "exit")
+            self._over(running, 0, f"{RESULT}0")
         else:
             running.storing, running.store_by_s = True, asyncio.get_running_loop().time() + STORE_S_MAX
             self._keep(running, value)
@@ -391,9 +388,8 @@ class HandlerDriver(Driver):
         except Exception as error:  # in every case the job is over and its GPUs are free
             self._not_kept([running], error)
             return
-        if (is_old := self._level() < RESULT_LEVEL) or not goes_together(result):
-            storing = self._store.put(context.tenant, name, result)
-            self._spawn(self._store_all([(running, line)], storing, "exit" if is_old else ""))
+        if not goes_together(result):
+            self._spawn(self._store_all([(running, line)], self._store.put(context.tenant, name, result)))
         elif (waiting := self._small.get(context.tenant)) is not None:
             waiting.append((running, line))
         else:
@@ -411,13 +407,11 @@ class HandlerDriver(Driver):
             await self._store_all(kept, self._store.put_together(tenant, [line for _, line in kept]))
         del self._small[tenant]
 
-    async def _store_all(
-        self, kept: list[tuple[_Running, bytes]], storing: Coroutine[Any, Any, int], reason: str = ""
-    ) -> None:
+    async def _store_all(self, kept: list[tuple[_Running, bytes]], storing: Coroutine[Any, Any, int]) -> None:
         """Await `storing`; then publish the runs' lines on their log subjects, and report the runs' end with code 0.
 
-        The report names the sequence that `storing` has returned, unless `reason` replaces it. If `storing` fails, or
-        takes longer than `STORE_S_MAX`, report the runs as failed.
+        The report names the sequence that `storing` has returned. If `storing` fails, or takes longer than
+        `STORE_S_MAX`, report the runs as failed.
         """
         try:
             async with asyncio.timeout_at(kept[0][0].store_by_s):  # the first result has waited longest
@@ -425,12 +419,11 @@ class HandlerDriver(Driver):
         except Exception as error:
             self._not_kept([running for running, _ in kept], error)
             return
-        reason = reason or f"{RESULT}{seq}"
         self._say_to_all(kept[0][0].context.tenant, [line for _, line in kept if len(line) <= SENT_BYTES_MAX])
         for running, line in kept:
             self._flush_progress(running)  # progress that was reported earlier is published first
             self._close_run(running, line.decode() + "\n")
-        self.report(Ended([(running.context.name, 0, reason) for running, _ in kept]))
+        self.report(Ended([(running.context.name, 0, f"{RESULT}{seq}") for running, _ in kept]))
 
     def _not_kept(self, lost: list[_Running], error: Exception) -> None:
         why = f"not within {STORE_S_MAX:g} s" if isinstance(error, TimeoutError) else words_of(error)

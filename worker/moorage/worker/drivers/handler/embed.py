@@ -180,7 +180,6 @@ class EmbeddedWorker:
                 simulated=inventory.simulated,
                 on_overdue=self._on_overdue,
                 policy=Policy.of(settings),
-                level=lambda: 1 if self._agent is None else self._agent.members.session.level,
             )
             labels = settings.labels | {f"{LABEL_PREFIX}{name}": "1" for name in self._handlers}
             journal = MemoryJournal.of_this_start()

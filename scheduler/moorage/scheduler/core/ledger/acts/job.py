@@ -10,7 +10,7 @@ from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.ledger.records import BY_WORKER, USAGE_LEVEL
+from moorage.scheduler.core.ledger.records import BY_WORKER
 from moorage.scheduler.core.ledger.resizes import Resize as ResizeRow
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
@@ -25,7 +25,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.ledger.usage import rows_that_leave
 from moorage.scheduler.core.ledger.usage_table import SUMS
-from moorage.schemas.frames import FREEZE_LEVEL, UNKNOWN_MS, sum_known
+from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import STATES
 
@@ -52,7 +52,6 @@ class Avoid(OfJob, tag="avoid"):
     forgotten.
     """
 
-    LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
     worker: int
     slots: int
@@ -72,7 +71,6 @@ class Avoid(OfJob, tag="avoid"):
 class Lacks(OfJob, tag="lacks"):
     """A worker lacks what a job needs, as its refusal says. The worker of the oldest of `AVOID_MAX` is forgotten."""
 
-    LEVEL: ClassVar[int] = 2
     worker: int
 
     def fold(self, folding: Folding) -> None:
@@ -84,7 +82,6 @@ class Lacks(OfJob, tag="lacks"):
 class Preempt(OfJob, tag="preempt"):
     """Workers are reserved for a job, and these jobs end for it; without workers it is given up."""
 
-    LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
     workers: list[int]
     victims: list[int]
@@ -119,7 +116,6 @@ class Resize(OfJob, tag="resize"):
     whole GPU.
     """
 
-    LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
     memory_mib: int
     compute_percent: int
@@ -153,7 +149,6 @@ class Freeze(OfJob, tag="freeze"):
     used again. NOT_FROZEN: one replica runs on, and its worker reports why it cannot be frozen.
     """
 
-    LEVEL: ClassVar[int] = FREEZE_LEVEL
     IS_DECISION: ClassVar[bool] = True
     replica: int
     word: int
@@ -260,7 +255,6 @@ class Used(OfJob, tag="used"):
     `gpu_ms` is -1 if the worker could measure only memory.
     """
 
-    LEVEL: ClassVar[int] = 2
     gpu_ms: int
     memory_mib_s: int
 
@@ -283,7 +277,6 @@ class Usage(Act, tag="usage"):
     A row is a tenant, a model, and one list of hours (of ledger time) with their sums, as in `UsageTable`.
     """
 
-    LEVEL: ClassVar[int] = USAGE_LEVEL
     rows: list[tuple[str, str, list[int]]]
 
     def check(self, checking: Checking) -> None:

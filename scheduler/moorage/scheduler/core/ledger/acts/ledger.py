@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from moorage.scheduler.core.ledger.acts.base import Act
-from moorage.scheduler.core.ledger.digests import TUPLE_HASH
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 
 
 class Epoch(Act, tag="epoch"):
-    """A leader's term begins; `digests` names the hash of the digests from here on."""
+    """A leader's term begins."""
 
     IS_DECISION: ClassVar[bool] = True
     ledger_id: str
     scheduler: str
     wall_s: float
-    digests: str = TUPLE_HASH
 
     def fold(self, folding: Folding) -> None:
         state = folding.state

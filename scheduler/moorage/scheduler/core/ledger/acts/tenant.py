@@ -63,7 +63,6 @@ class Limit(Act, tag="limit"):
 class Share(Act, tag="share"):
     """An operator sets a tenant's weight and guaranteed GPUs; 0 unsets either."""
 
-    LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
     tenant: str
     weight: int
@@ -80,7 +79,6 @@ class Share(Act, tag="share"):
 class HalfLife(Act, tag="half-life"):
     """Usage is counted from now on, and decays with this half-life."""
 
-    LEVEL: ClassVar[int] = 2
     ms: int
 
     def fold(self, folding: Folding) -> None:
@@ -138,7 +136,6 @@ class Untomb(Act, tag="untomb"):
 class ForgetTenants(Act, tag="forget-tenants"):
     """Tenants leave memory whose rows hold nothing. If such a tenant submits again, it has a row again."""
 
-    LEVEL: ClassVar[int] = 2
     names: list[str]
 
     def check(self, checking: Checking) -> None:

@@ -105,7 +105,6 @@ class Forget(OfWorker, tag="forget"):
     If it joins again, it is a new worker with another number.
     """
 
-    LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
 
     def check(self, checking: Checking) -> None:
@@ -146,7 +145,6 @@ class Flag(OfWorker, tag="flag"):
 class Shut(OfWorker, tag="shut"):
     """A worker gets no jobs until a ledger ms, since starts fail there; `why` is the reason of the last one."""
 
-    LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
     until_ms: int
     why: str
@@ -160,7 +158,6 @@ class Shut(OfWorker, tag="shut"):
 class Window(OfWorker, tag="window"):
     """A worker gets a maintenance window, in ledger ms (see `state.Window`), or with `leave_ms` 0 loses its window."""
 
-    LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
     from_ms: int = 0
     leave_ms: int = 0
@@ -191,7 +188,6 @@ class Unquarantine(OfWorker, tag="unquarantine"):
 class Health(OfWorker, tag="health"):
     """A worker reports on a device: its ailment (empty: healthy again), and whether jobs have to leave it."""
 
-    LEVEL: ClassVar[int] = 2
     slot: int
     ailment: str
     detail: str
@@ -211,7 +207,6 @@ class Health(OfWorker, tag="health"):
 class Well(OfWorker, tag="well"):
     """An operator declares devices healthy; without slots, the worker has confirmed that."""
 
-    LEVEL: ClassVar[int] = 2
     slots: int
     by: str
 
