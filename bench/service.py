@@ -14,8 +14,8 @@ from typing import Any
 
 import uvloop
 
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
 from moorage.worker.settings import WorkerSettings
 
 

@@ -20,7 +20,7 @@ from moorage.schemas.job import Request, Run
 
 #: names of the worker's side that a user of the library meets, by module
 WORKER_API: Final[dict[str, tuple[str, ...]]] = {
-    "moorage.worker.drivers.handler.embed": ("EmbeddedWorker",),
+    "moorage.worker.agent.embed": ("EmbeddedWorker",),
     "moorage.worker.drivers.handler.context": ("HandlerContext", "HandlerCancelled"),
     "moorage.bus.lend.client": ("borrow", "BorrowedLease", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),

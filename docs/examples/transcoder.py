@@ -32,8 +32,8 @@ from typing import Final
 
 import msgspec
 
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
 from moorage.worker.settings import WorkerSettings
 
 FRAMES_MAX: Final = 10_000

@@ -11,7 +11,7 @@ import pytest
 from moorage.cli.doctor import checks_host
 from moorage.cli.fleet.nats_config import WORKER_SETTINGS
 from moorage.schemas.settings import made, read_file, settle
-from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN
+from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN
 from moorage.worker.settings import SECTION, WorkerSettings
 from tests.cli.node import Lines, Node, start
 

@@ -20,8 +20,8 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient, Client, JobFailed, Progress, Rejected
 from moorage.schemas.handler import INLINE_BYTES_MAX, result_bucket
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
 from moorage.worker.settings import WorkerSettings
 from tests.live.stack import QUICK, Stack, stack
 from tests.waiting import until

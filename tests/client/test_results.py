@@ -29,7 +29,7 @@ from tests.waiting import until
 SERVICE = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.bus.results import ResultStore
 from moorage.worker.settings import WorkerSettings
 

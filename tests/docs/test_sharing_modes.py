@@ -19,7 +19,6 @@ from moorage.schemas.gpu import SHARING_MODES, GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.schemas.settings import NO_FILE
 from moorage.system.simulated_hosts import simulated_hosts
-from moorage.worker.agent.policy import Policy
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.nvml import open_nvml
 from moorage.worker.devices.readers.simulated import SimulatedInventory
@@ -33,6 +32,7 @@ from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes.driver import KubernetesDriver
 from moorage.worker.drivers.loading import find
 from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.drivers.vm.driver import VmDriver

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
 
 from moorage.client.asking import decode_accepted, decode_batch
 from moorage.client.batches import frames_of
-from moorage.client.connected import (
-    CONNECT_TIMEOUT_S_DEFAULT,
-    TIMEOUT_S_DEFAULT,
-    WAIT_S_DEFAULT,
-    Connected,
-)
+from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, Connected
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
 from moorage.client.fields import Fields, Paths

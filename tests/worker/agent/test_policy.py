@@ -11,7 +11,7 @@ import pytest
 
 from moorage.schemas.errors import Refused
 from moorage.schemas.job import Request, Run, Secret
-from moorage.worker.agent.policy import Policy
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.settings import TENANTS_MAX, settings_from
 
 

@@ -14,13 +14,13 @@ from moorage.schemas.errors import Refused, problem
 from moorage.system.proctree import boottime_s
 from moorage.worker.agent import journal as journal_module
 from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import Journal, JournalUnwritable, is_in_use
 from moorage.worker.agent.leader_link import STATE_GONE
 from moorage.worker.agent.run import WORKERS_FOLDER, start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
 from tests.worker.agent.test_agent_process import body, name_of, place, settings_of, state_folder

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from moorage.system.simulated_hosts import simulated_hosts
+from moorage.worker.agent import embed
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
 from moorage.worker.devices.readers.none import NoInventory
 from moorage.worker.devices.readers.nvml import NvmlUnavailable
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.handler import embed
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.worker.made_up_sys import MIB, MadeUpMachine

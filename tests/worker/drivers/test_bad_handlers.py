@@ -13,9 +13,9 @@ import nats
 import pytest
 
 from moorage.schemas.handler import result_bucket
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
 from tests.worker.drivers.test_handler import body, name_of, place

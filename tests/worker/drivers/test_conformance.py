@@ -17,11 +17,11 @@ import uvloop
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request
 from moorage.system.cgroup import own_cgroup
+from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living, Publish, Report
 from moorage.worker.drivers.conformance import CHECKS, DriverChecks
 from moorage.worker.drivers.conformance.bench import AgentProcess, Bench
 from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.drivers.handler.embed import EmbeddedWorker
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.member_messages import Ended, MemberName, Started
 from moorage.worker.settings import WorkerSettings

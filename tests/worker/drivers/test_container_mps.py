@@ -19,12 +19,12 @@ from moorage.schemas.frames import Device, End, Place
 from moorage.schemas.gpu import GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import SharingUnavailable
-from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import check_host_ipc, check_request, config_of, uid_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.entry import Entries
 from moorage.worker.drivers.container.podman_command import PodmanSettings, words_of
+from moorage.worker.drivers.policy import Policy
 from tests.engines import PROGRAMS, DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.stub import Board
 from tests.waiting import until

@@ -25,8 +25,6 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.device_environment import SharingUnavailable
-from moorage.worker.agent.policy import Policy
-from moorage.worker.agent.rendezvous import own_address
 from moorage.worker.devices.readers import cdi
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container.config import check_container_policy, config_of, devices_of, network_of
@@ -35,7 +33,9 @@ from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, w
 from moorage.worker.drivers.container.output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.job.rendezvous import own_address
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable

@@ -15,7 +15,6 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.job import Request, Run, Secret
-from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes import api as kubernetes_api
@@ -23,6 +22,7 @@ from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterE
 from moorage.worker.drivers.kubernetes.driver import KubernetesDriver
 from moorage.worker.drivers.kubernetes.pod import FINALIZER, pod_name
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings

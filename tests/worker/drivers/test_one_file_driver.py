@@ -16,13 +16,13 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.schemas.settings import NO_FILE, SettingsFile, read_file
-from moorage.worker.agent.policy import Policy
 from moorage.worker.agent.run import start
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.handler.driver import HandlerDriver
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import GROUP, find
 from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.settings import WorkerSettings

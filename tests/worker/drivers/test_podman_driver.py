@@ -20,7 +20,6 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.proctree import boottime_s, descendants
-from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container.entry import Entries
 from moorage.worker.drivers.container.podman import FOLDER, PodmanDriver
@@ -33,6 +32,7 @@ from moorage.worker.drivers.container.podman_command import (
     words_of,
 )
 from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
 from moorage.worker.settings import WorkerSettings

@@ -13,7 +13,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
-from moorage.worker.agent.descriptors import trouble_with_descriptors
+from moorage.system.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.process.driver import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink

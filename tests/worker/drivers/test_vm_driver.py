@@ -14,9 +14,9 @@ import pytest
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run
-from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.drivers.vm import driver as vm
 from moorage.worker.drivers.vm.driver import GUEST_MIB, VmDriver, VmSettings, accelerators

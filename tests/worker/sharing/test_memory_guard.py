@@ -20,11 +20,11 @@ from moorage.schemas.gpu import Share
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import Worker, start
-from moorage.worker.agent.shell import Shell
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.member_messages import Log, MemberName
+from moorage.worker.session.shell import Shell
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing import member_processes, memory_guard
 from moorage.worker.sharing.limiter.control import RATE

@@ -51,7 +51,7 @@ def _of_worker() -> WorkerSettings | None:
 def secrets() -> Check | None:
     """Check that only this user can read a worker's secrets, and that the settings say who may use them; None if no
     folder of secrets is set."""
-    from moorage.worker.agent.policy import Policy
+    from moorage.worker.drivers.policy import Policy
     from moorage.worker.job.secret_files import trouble_with_secrets
 
     of_worker = _of_worker()
@@ -69,7 +69,7 @@ def secrets() -> Check | None:
 
 def root_jobs() -> Check | None:
     """Check that no tenant's processes run as root; None unless this user is root, as a worker's agent would be."""
-    from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN, Policy
+    from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 
     of_worker = _of_worker()
     if of_worker is None or os.geteuid() != 0:

@@ -14,14 +14,7 @@ from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Lack
 from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import (
-    RECORD_BYTES_MAX,
-    STEP_WIDTH,
-    Op,
-    ending,
-    exiting,
-    packed,
-)
+from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, STEP_WIDTH, Op, ending, exiting, packed
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,

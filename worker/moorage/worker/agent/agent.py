@@ -31,18 +31,18 @@ from moorage.schemas.units import many
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.agent.lost_members import LostMembers
-from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN, Policy
-from moorage.worker.agent.rendezvous import Rendezvous
+from moorage.worker.agent.member_claims import MemberClaims, check_named
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.agent.throttled_log import ThrottledLog
 from moorage.worker.devices.device_watch import DeviceWatch
-from moorage.worker.devices.member_claims import MemberClaims, check_named
 from moorage.worker.devices.pool import GpuPool, SlotsRefused
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
+from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.job.environment import LacksHere, not_here
 from moorage.worker.job.output_reader import OutputReader
+from moorage.worker.job.rendezvous import Rendezvous
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
     AnswerRefused,

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from moorage.schemas.frames import Finding
-from moorage.worker.agent.shell import Shell
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.lease_session import LeaseSession
 from moorage.worker.session.member_messages import Log, Member, MemberName
+from moorage.worker.session.shell import Shell
 
 #: renewals between two looks while the worker has members
 LOOK_RENEWALS: Final = 5

@@ -20,16 +20,16 @@ from moorage.schemas.subjects import Subjects
 from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
 from moorage.worker.agent.lost_members import LostMembers
-from moorage.worker.agent.policy import Policy
-from moorage.worker.agent.shell import Shell
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import Inventory, SlotReading
 from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import Event, HealthChanged, Log, Member, MemberName
+from moorage.worker.session.shell import Shell
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleJobs, UnusedJobs
 from moorage.worker.sharing.memory_guard import MemoryGuard

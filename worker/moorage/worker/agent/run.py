@@ -21,10 +21,9 @@ from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.system.collector import leave_what_stays
 from moorage.system.simulated_hosts import SimulatedHost, named_hosts
 from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.changed_devices import devices_changed
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
-from moorage.worker.agent.policy import ROOT_FIX, ROOT_OPEN, Policy
-from moorage.worker.devices.changed_devices import devices_changed
 from moorage.worker.devices.gpu_nodes import GpuNodes
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
@@ -34,6 +33,7 @@ from moorage.worker.devices.readers.simulated_faults import FILE_NAME as FAULTS_
 from moorage.worker.devices.readers.simulated_faults import FaultFile
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
+from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.drivers.vm.handed_on import HandingInventory, open_handing
 from moorage.worker.freezing import cuda

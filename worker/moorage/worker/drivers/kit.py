@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moorage.schemas.gpu import Share
-from moorage.worker.agent.policy import Policy
 from moorage.worker.devices.gpu_nodes import GpuNodes
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.drivers.vm.handed_on import HandingInventory
 from moorage.worker.freezing.freezer import Freezer

@@ -10,9 +10,9 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.names import is_job, is_tenant
-from moorage.worker.agent.shell import Shell
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.lease_session import LeaseSession
+from moorage.worker.session.shell import Shell
 
 #: pages of output that are read at the same time; the leader asks again for others
 LOG_READS_MAX: Final = 16

@@ -12,17 +12,7 @@ from typing import Any, Final
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem, in_a_line
-from moorage.schemas.frames import (
-    VERSION,
-    Fact,
-    FactAck,
-    Held,
-    Joined,
-    Place,
-    Renewed,
-    RollCall,
-    Wanted,
-)
+from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
 from moorage.worker.devices.readers.base import FREE_WAIT_S
 from moorage.worker.session.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
 from moorage.worker.session.member_messages import (

@@ -16,11 +16,11 @@ from typing import Final
 from moorage.schemas.capabilities import ADVISORY, WHOLE, Enforced
 from moorage.schemas.frames import Device
 from moorage.system.proctree import kill_process, read_process, sees_all_pids
-from moorage.worker.agent.shell import Shell
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import HelloChanged, Log, Member, MemberName, OverGrant
 from moorage.worker.session.member_table import OVER_GRANT
+from moorage.worker.session.shell import Shell
 
 #: seconds between two checks while members share a device with limits
 LOOK_S: Final = 1.0

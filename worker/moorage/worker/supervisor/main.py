@@ -23,10 +23,10 @@ from typing import Final
 
 from moorage.system.cgroup import CgroupBase
 from moorage.system.collector import leave_what_stays
+from moorage.system.descriptors import raise_descriptor_limit
 from moorage.system.loops import loop_factory
 from moorage.system.proctree import become_subreaper
 from moorage.system.unix_socket import SERVER_OPTIONS, listen
-from moorage.worker.agent.descriptors import raise_descriptor_limit
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME

@@ -24,12 +24,7 @@ from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, QUEUED, RE
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.schemas import reasons, reserved_variables
-from moorage.schemas.codec import (
-    NESTING_MAX,
-    decode_request,
-    identity,
-    same_request,
-)
+from moorage.schemas.codec import NESTING_MAX, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES, Request

@@ -15,12 +15,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Used
-from moorage.scheduler.core.ledger.records import (
-    NOTICE_S_MAX,
-    Count,
-    GangPhase,
-    Op,
-)
+from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, Count, GangPhase, Op
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     AT_PLACED,

@@ -20,12 +20,12 @@ from moorage.schemas.names import CDI_UUID
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.settings import setting
 from moorage.system.device_environment import JobEnvironment, SharingUnavailable
-from moorage.worker.agent.policy import Policy
 from moorage.worker.devices.readers.cdi import KINDS, Registry
 from moorage.worker.devices.readers.device_nodes import device_nodes
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.entry import mounts_of, words_of
 from moorage.worker.drivers.container.ports import Published, is_ipv4, ports_wanted, range_of
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.job.environment import UNBUFFERED, LacksHere, lay_over
 from moorage.worker.settings import check_rules
 from moorage.worker.sharing.limiter.limits import ContainerLimit

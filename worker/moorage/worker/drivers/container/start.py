@@ -18,7 +18,6 @@ import msgspec
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import CANNOT_RUN
 from moorage.schemas.job import Secret
-from moorage.worker.agent.policy import Policy
 from moorage.worker.devices.readers.cdi import read_registry
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
 from moorage.worker.drivers.container.config import (
@@ -40,6 +39,7 @@ from moorage.worker.drivers.container.host import ContainerHost, Member
 from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.environment import without_prefix

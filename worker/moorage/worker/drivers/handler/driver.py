@@ -34,10 +34,10 @@ from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import ALL_JOBS
 from moorage.system.device_environment import SharingUnavailable
-from moorage.worker.agent.policy import Policy
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler.call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.job.environment import lay_over, not_here
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.lease_session import NEVER_S

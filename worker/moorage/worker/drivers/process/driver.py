@@ -19,9 +19,8 @@ from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, L
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
+from moorage.system.descriptors import trouble_with_descriptors
 from moorage.system.device_environment import HostAtFault, JobEnvironment, check_sharing
-from moorage.worker.agent.descriptors import trouble_with_descriptors
-from moorage.worker.agent.policy import Policy
 from moorage.worker.devices.gpu_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
@@ -34,6 +33,7 @@ from moorage.worker.drivers.base import (
 )
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer

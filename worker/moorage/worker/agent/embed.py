@@ -34,7 +34,6 @@ from moorage.schemas.optional import need_server
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
-from moorage.worker.agent.policy import Policy
 from moorage.worker.agent.run import HEALTH_FILE, facts_of_simulated, simulated_of, used_as_state
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import Inventory
@@ -44,6 +43,7 @@ from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.handler.call import Handler
 from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.drivers.handler.driver import LABEL_PREFIX, HandlerDriver
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
 HANDLERS_MAX: Final = 32

@@ -10,11 +10,11 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, Start
 from moorage.schemas.frames.fleet import names_of, slots_named
 from moorage.schemas.gpu import Sharing
-from moorage.worker.agent.rendezvous import LOCAL_ADDRESS, Rendezvous
-from moorage.worker.agent.shell import Shell
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.devices.readers.base import PROBE_S, Inventory, SlotReading
+from moorage.worker.job.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.session.member_messages import Log, Member, MemberName, NotFree, SeenFree
+from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.clients import MpsClients
 
 #: the pool records for each quarantine who set it: this is for memory that an ended member left in use
