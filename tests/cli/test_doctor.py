@@ -61,7 +61,9 @@ async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
 def test_the_doctor_says_whether_the_launcher_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("cc"):
         assert checks_host.launcher() == Check("launcher", "ok", "the compiled launcher starts jobs")
-    monkeypatch.setattr(launcher_client.open_compiled, "__defaults__", (tmp_path / "launcher.bin",))
+    monkeypatch.setattr(
+        launcher_client.open_compiled, "__defaults__", (tmp_path / "launcher.bin", launcher_client.CONTRACT)
+    )
     check = checks_host.launcher()
     assert (check.name, check.verdict) == ("launcher", "warn")
     assert "launcher.bin" in check.found

@@ -21,7 +21,7 @@ from moorage.schemas.job import Request
         ({"cwd": "/srv", "user": "ana", "driver": "noop"}, {"cwd": "/srv", "user": "ana", "driver": "noop"}),
         ({"on_no_match": "reject", "on_partition": "keep"}, {"on_no_match": "reject", "on_partition": "keep"}),
         ({"qos": "low", "guest": True}, {"qos": "low", "guest": True}),
-        ({"time_limit": "1h", "deadline": "2h"}, {"timeout_s": 3600, "deadline_s": 7200}),
+        ({"time_limit": "1h", "deadline": "2h"}, {"limit": 3600, "deadline_s": 7200}),
         ({"start_within": "0s", "grace": "0"}, {"start_within_s": 0, "grace_s": 0}),
         ({"cpu": 0.5}, {"resources": {"cpu_milli": 500}}),
         ({"cpu": 4, "memory": "16Gi"}, {"resources": {"cpu_milli": 4000, "memory_mib": 16384}}),

@@ -45,6 +45,8 @@ SAID: Final[dict[str, set[str]]] = {
     "testing/moorage/testing/simulate/trace.py": {"noop"},
     "testing/moorage/testing/simulate/openb_jobs.py": {"noop"},
     "testing/moorage/testing/simulate/philly.py": {"noop"},
+    # a VM's driver takes uuids: numbers of devices change when one is handed on
+    "worker/moorage/worker/settings.py": {"vm"},
     # of Apple's GPUs, a mode of a lease
     "schemas/moorage/schemas/gpu.py": {"vm"},
     # the same words, of no driver: attributes and a field of a file
@@ -56,6 +58,7 @@ SAID: Final[dict[str, set[str]]] = {
 #: purpose; a simulated fleet has those that run nothing; GPUs that VMs have are handed on by the agent
 IMPORTED: Final[dict[str, set[str]]] = {
     "testing/moorage/testing/sim_fleet.py": {"handler", "noop"},
+    "worker/moorage/worker/agent/embed.py": {"handler"},
     "worker/moorage/worker/agent/run.py": {"vm"},
     "worker/moorage/worker/drivers/kit.py": {"vm"},
 }

@@ -10,7 +10,6 @@ import pytest
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.ledger.acts import Gone
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.lifecycle import sessions
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.schemas.codec import is_json
@@ -39,7 +38,7 @@ def test_a_join_gives_a_session_and_the_numbers() -> None:
     answer = drive.join(worker, Join(worker.machine, worker.boot, 1, worker.hello))
     assert answer == {
         "kind": "joined", "session": worker.session, "n": 1, "reign": 1, "renew_s": 2.0, "lease_s": 20.0,
-        "grace_s": 5.0, "ledger": "ledger-1", "v": 1, "formerly": "", "level": FORMAT,
+        "grace_s": 5.0, "ledger": "ledger-1", "v": 1, "formerly": "",
     }  # fmt: skip
 
 
@@ -428,7 +427,7 @@ def test_a_renewal_alone_is_in_no_record_and_is_answered_after_one() -> None:
     assert not drive.engine.urgent
     assert drive.engine.waiting == 1
     drive.tick()
-    answer = {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False, "level": FORMAT, "drain_s": None}
+    answer = {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False, "drain_s": None}
     assert drive.answers[reply] == answer
     assert drive.state.digest == before
     assert decode_record(drive.records[-1]).steps == []

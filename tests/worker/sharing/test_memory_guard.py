@@ -121,8 +121,16 @@ async def scene(url: str, prefix: str, folder: Path, *boards: Board, **more: Any
     stub = Stub(folder / "stub", *(boards or (Board(GPU), Board(OTHER))), extra=extra)
     async with ScriptedLeader(url, prefix) as leader, state_folder() as state:
         with stub.load():
+            # the stub shows every process all its devices, so a fence would have the numbers count from another
             settings = WorkerSettings(
-                state, "w1", prefix, modes=("exclusive", "mps", "time-slice"), load_s=0.2, leases=False, **more
+                state,
+                "w1",
+                prefix,
+                modes=("exclusive", "mps", "time-slice"),
+                load_s=0.2,
+                leases=False,
+                device_fence="off",
+                **more,
             )
             one = Scene(stub, leader, await start(settings, url), url, settings, folder)
             try:
