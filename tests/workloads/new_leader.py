@@ -94,7 +94,8 @@ def _is_placed(new: Driving, who: Waiting) -> bool:
 def _is_kept(world: World, new: Driving, who: Waiting, every: list[Waiting]) -> bool:
     """Whether it is the reservation of the old leader, kept by rule, for which it waits."""
     old, other = (drive.engine.planner.reserving.reservation for drive in (world.drive, new))
-    if old is None or not is_kept_back(world, who, every, set()):
+    # beside hosts that leave or are taken back, too, it may be the reservation alone that it waits for
+    if old is None or not (is_kept_back(world, who, every, set()) or why(world, who, every) == "reserved"):
         return False
     if other is None or (old.item, old.hosts) != (other.item, other.hosts) or not is_tried(who, every):
         return True
