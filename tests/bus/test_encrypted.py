@@ -16,7 +16,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
-from moorage.bus.errors import BadContext, CannotConnect
+from moorage.bus.errors import BadContext, CannotConnect, NotNats
 from tests.leftover import ends_with_the_test
 from tests.waiting import until
 
@@ -103,7 +103,8 @@ async def test_who_stands_between_hears_no_secret() -> None:
 async def test_a_server_that_encrypts_late_is_refused_with_the_fix(tmp_path: Path) -> None:
     """Without `handshake_first` a server writes its first line in the open, and waits for the client to encrypt."""
     async with tls_server(tmp_path, first="") as url:
-        with pytest.raises(BadContext, match="offers none at the start") as refused:
+        # where that line comes before nats-py begins to encrypt, it is lost, and both sides wait
+        with pytest.raises((BadContext, NotNats), match=r"offers none at the start|did not greet") as refused:
             await connect(Context(url=url, ca=str(tmp_path / "cert.pem")), "in secret")
     assert "handshake_first: auto" in refused.value.problem.next
 

@@ -53,6 +53,11 @@ _TRUST: Final = "set ca in the context to the authority of the server's certific
 #: OpenSSL's words for an answer that is no TLS
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
 
+_HANDSHAKE_FIRST: Final = (
+    "set `handshake_first: auto` in the tls block of the server, which needs nats-server 2.10 or newer; or, to connect"
+    " without TLS, use a nats:// URL, and set neither ca nor cert nor tls_first"
+)
+
 _CERTIFICATE: Final = "set cert and key in the context to a pair that the server's authority has signed"
 
 OnError = Callable[[Client, Exception], None]
@@ -175,11 +180,11 @@ class Dialer:
                 f"TLS: the server at {self._context.where} offers none at the start of a connection,"
                 " and nothing was sent to it",
                 key="url",
-                next_step="set `handshake_first: auto` in the tls block of the server, which needs nats-server 2.10 or"
-                " newer; or, to connect without TLS, use a nats:// URL, and set neither ca nor cert nor tls_first",
+                next_step=_HANDSHAKE_FIRST,
             )
         if was_heard and (isinstance(cause, TimeoutError) or "INFO message" in str(cause)):
-            return NotNats(self._context.where)
+            # a first line in the open that comes before nats-py begins to encrypt is lost, and both sides wait
+            return NotNats(self._context.where, _HANDSHAKE_FIRST if _encrypts_first(self._context) else "")
         return CannotConnect(self._context.where, cause)
 
 
@@ -201,6 +206,10 @@ def _over_web_sockets(context: Context) -> bool:
     return any(server.startswith(("ws://", "wss://")) for server in context.servers)
 
 
+def _encrypts_first(context: Context) -> bool:
+    return context.tls() is not None and not _over_web_sockets(context)
+
+
 def _options(context: Context) -> dict[str, Any]:
     user, password, token = context.login
     options: dict[str, Any] = {
@@ -216,7 +225,7 @@ def _options(context: Context) -> dict[str, Any]:
         "flush_timeout": BACKLOG_WAIT_S_MAX,
         "tls": context.tls(),
         # without it nats-py encrypts only if the first line of the server says so, and that line can be forged
-        "tls_handshake_first": context.tls() is not None and not _over_web_sockets(context),
+        "tls_handshake_first": _encrypts_first(context),
         "user": user or None,
         "password": password if user else None,
         "token": token or None,

@@ -54,22 +54,27 @@ class CannotConnect(BusError):
 
     bus_code = "cannot-connect"
 
-    def __init__(self, url: str, cause: BaseException | None) -> None:
+    def __init__(self, url: str, cause: BaseException | None, next_step: str = "") -> None:
         self.url = url
         self.cause = cause
         why = f": {cause}" if cause is not None and str(cause) else ""
         super().__init__(
             f"cannot reach NATS at {url}{why}",
             found=type(cause).__name__ if cause is not None else "",
-            next_step="start a server (`moorage up`), or name another with --nats, NATS_CONTEXT or NATS_URL",
+            next_step=next_step
+            or "start a server (`moorage up`), or name another with --nats, NATS_CONTEXT or NATS_URL",
         )
 
 
 class NotNats(CannotConnect):
-    """Something accepts connections at that address, but is silent or speaks another protocol."""
+    """Something accepts connections at that address, but is silent or speaks another protocol.
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url, ConnectionError("something listens there, but it did not greet as a NATS server does"))
+    `next_step` is what to do, where more is known than the address.
+    """
+
+    def __init__(self, url: str, next_step: str = "") -> None:
+        cause = ConnectionError("something listens there, but it did not greet as a NATS server does")
+        super().__init__(url, cause, next_step)
 
 
 class NotAuthorized(BusError):
