@@ -42,6 +42,7 @@ class World(Protocol):
     ill: dict[str, dict[str, str]]
     resting: bool
     renewed: dict[str, int]
+    silent: dict[str, int]
     ran: Ran
 
 

@@ -38,11 +38,13 @@ def confirm(world: World) -> None:
 
 
 def unheard(world: World) -> set[int]:
-    """The workers that have not renewed since this scheduler leads: nothing may be placed on them yet (H34).
+    """The workers that are silent, or have not renewed since this scheduler leads: nothing is placed on them (H34).
 
     It waits for them before it ends anybody, but no longer than a renewal takes: a worker may be silent for longer.
+    A worker of which nothing comes through gets no job either, once its last load frame is too old.
     """
-    return {worker.num for worker in world.drive.state.workers.values() if worker.id not in world.renewed}
+    workers = world.drive.state.workers.values()
+    return {worker.num for worker in workers if worker.id not in world.renewed or worker.id in world.silent}
 
 
 def is_reclaim(world: World, who: Waiting) -> bool:
