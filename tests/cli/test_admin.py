@@ -56,7 +56,7 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
 
 async def _is(job: object, state: str, attempt: int = 0) -> bool:
     shown = await job.show()  # type: ignore[attr-defined]
-    return bool(shown["state"] == state and shown["attempt"] >= attempt)
+    return bool(shown.state == state and shown.attempt >= attempt)
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ with Client(tenant="vision") as m:
     except JobFailed as error:
         found["failed"] = error.result.code
     with m.lease("1xH100") as lease:
-        found["lent"] = lease.child_environment()["CUDA_VISIBLE_DEVICES"] == lease.uuids[0]
+        found["lent"] = lease.child_environment()["NVIDIA_VISIBLE_DEVICES"] == lease.uuids[0]
 print(json.dumps(found))
 """
 

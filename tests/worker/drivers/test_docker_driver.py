@@ -137,6 +137,7 @@ class Rig:
 @contextlib.asynccontextmanager
 async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
     state = tmp_path / "s"
+    state.mkdir(mode=0o700)
     try:
         yield state
     finally:

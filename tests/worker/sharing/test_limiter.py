@@ -22,7 +22,7 @@ from tests.nvidia.limited import TOTAL, Limited, limited, uuid_of
 from tests.nvidia.stub import Board, Stub
 
 GIB = 1 << 30
-LIMITER = Path(limited_module.__file__).parents[3] / "worker/moorage/worker/sharing/limiter"
+LIMITER = Path(limited_module.__file__).parents[2] / "worker/moorage/worker/sharing/limiter"
 #: the groups of calls by which programs find the driver's functions
 ROUTES = ("link", "dlsym", "proc", "proc-ptsz")
 pytestmark = pytest.mark.xdist_group("limiter")  # what it needs is compiled once
