@@ -154,12 +154,14 @@ SCENARIOS: Final[Mapping[str, tuple[Scenario, str, int, dict[str, Any]]]] = {
 
 
 def told(name: str, *, skips: bool) -> tuple[list[tuple[Any, ...]], list[int]]:
-    """Return what became of each job in a scenario, transition by transition, and when."""
+    """Return what became of each replica in a scenario, transition by transition, and when.
+
+    What two workers report at the same time comes in any order.
+    """
     scenario, word, _, more = SCENARIOS[name]
     if "delay_ms" in more:
         more = {"network": FaultyNetwork(seed=1, **more)}
-    what: list[tuple[Any, ...]] = []
-    when: list[int] = []
+    rows: list[tuple[tuple[Any, ...], int]] = []
 
     async def scene() -> None:
         fleet = SimFleet(word, script=by_words, **more)
@@ -169,11 +171,12 @@ def told(name: str, *, skips: bool) -> tuple[list[tuple[Any, ...]], list[int]]:
                 async with AsyncClient(transport=fleet, tenant=tenant) as owner:
                     for job in sorted(row.job for row in (await owner.ls()).jobs):
                         for each in [each async for event in owner.job(job).events() for each in event.changes]:
-                            what.append((job, each.state, each.replica, each.attempt, each.worker, each.code, each.why))
-                            when.append(each.time_ms)
+                            what = (job, each.replica, each.state, each.attempt, each.worker, each.code, each.why)
+                            rows.append((what, each.time_ms))
 
     SimulatedClock(skips=skips).run(scene())
-    return what, when
+    rows.sort(key=lambda row: row[0][:2])
+    return [what for what, _ in rows], [when for _, when in rows]
 
 
 @pytest.mark.parametrize(
