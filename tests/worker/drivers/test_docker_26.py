@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from moorage.schemas.frames import Device
-from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed
+from moorage.worker.session.member_messages import Ended, NotStarted, Started
 from moorage.worker.sharing.limiter import limits
 from tests.engines import DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.limited import built, put_for_containers, uuid_of
@@ -109,7 +109,7 @@ async def test_a_pull_that_fails_says_whose_fault_it_is(docker: DockerEngine, tm
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
         with Registry.serving() as registry:
             absent = rig.start("absent", "true", image=f"{registry.address}/box:2")
-            assert "cannot be pulled" in (await rig.reported(StartFailed, absent))[2], "nor elsewhere"
+            assert "cannot be pulled" in (await rig.reported(NotStarted, absent))[1], "another host may have it"
             registry.comes.clear()
             image = f"{registry.address}/box:1"
             name = rig.start("restarts", "sh", "-c", "exit 3", image=image)
