@@ -95,7 +95,6 @@ def test_what_no_token_can_say_stays_as_it_was_asked() -> None:
 @pytest.mark.slow
 async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: str) -> None:
     waiting: dict[str, dict[str, Any]] = {
-        "model": {"gpu": {"count": 1, "model": "T4"}},
         "vendor": {"gpu": {"vendor": "amd"}},
         "compute": {"gpu": {"min_compute_capability": "12.0"}},
         "memory": {"gpu": {"min_memory_mib": 900_000}},
