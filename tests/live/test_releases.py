@@ -71,6 +71,10 @@ async def test_a_recorded_worker_runs_its_jobs_again(
         assert (row["free"], row["members"]) == (row["gpus"], 0)
 
 
+if not NEIGHBOURS:  # nothing to run yet: 0.3 is recorded at its release
+    del test_a_recorded_worker_runs_its_jobs_again
+
+
 def story(shown: dict[str, Any]) -> list[tuple[Any, ...]]:
     """What became of each replica, in its order; which of two replicas comes first in a record is no promise."""
     words = ("replica", "attempt", "state", "worker", "code", "why")
