@@ -117,6 +117,16 @@ async def test_every_job_ends_once_whatever_is_killed(nats_server: Server, uniqu
         lines.check()
         assert lines.ended() >= JOBS
         assert not [line[0] for line in lines.all() if is_alive(int(line["pid"]))]
+        assert sum([await losses(one) for one in callers]) > 0, "the supervisor had no job to lose"
+
+
+async def losses(one: Caller) -> int:
+    """Attempts of the tenant's jobs that ended with what ran them, charged or not: of several at once nobody knows
+    which one killed it.
+    """
+    jobs = (await one.api("ls", {"limit": 1000}))["data"]["jobs"]
+    shown = [await one.show(job["job"]) for job in jobs]
+    return sum("lost" in change.get("why", "") for job in shown for change in job["changes"])
 
 
 #: tells whether the attempt before it still lives, then says who it is and stays
