@@ -105,6 +105,11 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
         "gang-size": {"gpu": {"count": 4, "scheduling": "gang"}, "replicas": 5},
     }
     async with AsyncClient(node.url, tenant=unique) as client:
+        other = await client.submit(["true"], gpu="1xT4")
+        told = await node.run("explain", other.id, tenant=unique)
+        assert dict(row[:2] for row in told.rows)["reason"].startswith("model:"), told.out
+        assert "--instead-of" not in told.err, "another model is never offered"
+        await other.cancel()
         for reason, asks in waiting.items():
             job = await client.submit({**asks, "run": {"argv": ["true"]}})
             told = await node.run("explain", job.id, tenant=unique)
