@@ -137,7 +137,7 @@ class Rig:
 @contextlib.asynccontextmanager
 async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
     state = tmp_path / "s"
-    state.mkdir(mode=0o700)
+    state.mkdir(mode=0o700, parents=True)
     try:
         yield state
     finally:
@@ -257,7 +257,7 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
             tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
             assert "not named by its digest" in (await rig.reported(NotStarted, tagged))[1]
         own = settings(docker, pull="always")
-        async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", own) as rig:
+        async with state_of(tmp_path / "2") as state, Rig(state, own) as rig:
             refused = rig.start("j2", "sh", image=f"{address}/box:1")
             told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=90)
             assert "cannot be pulled" in str(told)
@@ -501,7 +501,7 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
         told = (await rig.reported(NotStarted, nowhere))[1]
         assert "image nothere.invalid/none:1 cannot be pulled" in told
         await no_containers(docker)
-    async with state_of(tmp_path / "never"), Rig(tmp_path / "n", settings(docker)) as rig:
+    async with state_of(tmp_path / "2") as state, Rig(state, settings(docker)) as rig:
         missing = rig.start("missing", "true", image="nowhere/none:1")
         told = (await rig.reported(NotStarted, missing))[1]
         assert told == "not-here: there is no image nowhere/none:1, and this worker does not pull it"
@@ -542,7 +542,7 @@ async def test_nvidias_hook_gets_the_leased_gpus_and_without_it_the_job_goes_els
         (commands / hook).chmod(0o755)
     with engine(path=f"{commands}:{PATH}") as made:
         made.make_image(IMAGE)
-        async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", settings(made), devices=cards) as rig:
+        async with state_of(tmp_path / "2") as state, Rig(state, settings(made), devices=cards) as rig:
             name = rig.start("j1", "env", env={"NVIDIA_VISIBLE_DEVICES": "all"})
             assert await rig.reported(Ended, name) == (name, 0, "exit")
             told = (await rig.output(name)).splitlines()
