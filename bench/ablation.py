@@ -39,12 +39,9 @@ from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.table import HostTable, Ints
-from moorage.scheduler.core.schedule import reserve, runtime
-from moorage.scheduler.core.schedule.reserve import Claims
+from moorage.scheduler.core.schedule import plan, runtime
 from moorage.testing.simulate.openb import pod_lists
 from moorage.testing.simulate.philly import CLUSTERS
-
-NEVER: Final = 1 << 50
 
 #: switches a part off until the stack is left
 Off = Callable[[ExitStack], object]
@@ -74,9 +71,8 @@ RANKING: Final[dict[str, Off]] = {
 #: and those of reservations
 QUEUEING: Final[dict[str, Off]] = {
     "siblings": _off(runtime, "SIBLINGS_MS", -1),
-    "moves": _off(reserve, "MOVE_MS_A_HOST", NEVER),
-    "whole-hosts-first": _off(reserve, "fills_hosts", lambda fleet, shape: True),
-    "many-hosts-later": _off(Claims, "due_ms", lambda self, claim, now_ms, waits: now_ms),
+    "whole-hosts-first": _off(plan, "fills_hosts", lambda fleet, shape: True),
+    "many-hosts-later": _off(plan, "_due_ms", lambda known, draft, claim: draft.time_ms),
 }
 
 Job = tuple[str, int, tuple[str, ...]]

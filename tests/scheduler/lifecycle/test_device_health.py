@@ -161,7 +161,7 @@ def test_the_newest_device_that_failed_is_never_the_one_forgotten() -> None:
 def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:
     drive = failed_under()
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     drive.submit("other", gpu={})
     drive.settle()
     assert slots_of(drive, "other") == ("w0", 1)
@@ -230,7 +230,7 @@ def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may
     drive.settle()
     say(drive, "w0")
     drive.pass_time(PATIENCE_MS + 3_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.operate("release", "w0", slots=[failed])
     drive.settle()
     assert drive.states("j") == ["RUNNING"]
