@@ -47,7 +47,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.job",
         "moorage.client.follow.story",
         "moorage.client.follow.watch",
-        "moorage.client.follow.output",
+        "moorage.client.output",
         "moorage.schemas.frames.told",
     ),
     "Answers": ("moorage.client.answers", "moorage.schemas.plan"),

@@ -15,9 +15,9 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
 from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
-from moorage.client.follow.output import Piece, newest_attempts
 from moorage.client.handlers import Heard, value_of
 from moorage.client.kept_files import why_none
+from moorage.client.output import Piece, newest_attempts
 from moorage.client.sending import bucket_of, send
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, Change

@@ -32,8 +32,8 @@ from moorage.client import (
     Submitted,
     TimedOut,
 )
-from moorage.client.follow.captured import TAIL_LINES
-from moorage.client.follow.listening import FLEET_FRAMES_MAX
+from moorage.client.fleet import FLEET_FRAMES_MAX
+from moorage.client.output import TAIL_LINES
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft

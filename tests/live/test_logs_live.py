@@ -15,7 +15,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, JobFailed, NoOutput, NotFound
-from moorage.client.follow.output import Piece
+from moorage.client.output import Piece
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import CODES
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, ReadLog

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
-    from moorage.client.follow.output import Piece
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
     from moorage.client.job import Job
     from moorage.client.lease import Lease
+    from moorage.client.output import Piece
     from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step, Submitted
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
@@ -140,7 +140,7 @@ _HOME: Final = {
         "Unreachable",
     ),
     "moorage.client.handlers": ("Progress",),
-    "moorage.client.follow.output": ("Piece",),
+    "moorage.client.output": ("Piece",),
     "moorage.client.follow.story": ("Result",),
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),

@@ -159,7 +159,7 @@ class AsyncClient:
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         job, request, body = self._requests.prepared(what, gpu, key, fields)
-        story = None if self._wire._following is None else self._wire._following.feed.expect(job)
+        story = None if self._wire._following is None else self._wire._following.expect(job)
         accepted = await self._wire._request(self._wire._submit_subject, body, decode_accepted)
         self._log_warnings(accepted)
         return _job_class()(self._wire, accepted.job, accepted, request, story)
@@ -210,8 +210,8 @@ class AsyncClient:
             fields["files"] = await self.send_files(fields["files"])
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         stories = self._wire._stories
-        await stories.feed.linger()
-        if (stories.feed.lingers or (stories.is_crowded and not stories.feed.is_refused)) and not _says_events(what):
+        await stories.linger()
+        if (stories.lingers or (stories.is_crowded and not stories.is_refused)) and not _says_events(what):
             fields.setdefault("events", "tenant")
         job, request, body = self._requests.prepared(what, gpu, key, fields)
 
@@ -336,11 +336,10 @@ class AsyncClient:
         pieces without text: what the worker does before the start (`note`), and the addresses of a container's ports
         (`ports`). Notes may be lost. Raises `Rejected` for an invalid id.
         """
-        from moorage.client.follow.follower import Following
         from moorage.client.follow.watch import Watch
 
-        following = Following(self._wire._stories, self.job(id).id)
-        return Watch(following, output=output, past=past, tail=tail, replica=replica, notes=notes)
+        id, stories = self.job(id).id, self._wire._stories
+        return Watch(stories, id, output=output, past=past, tail=tail, replica=replica, notes=notes)
 
     async def as_completed(self, jobs: Iterable[Job], wait: Duration | None = None) -> AsyncIterator[Job]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
@@ -349,7 +348,8 @@ class AsyncClient:
         `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`, and `Rejected` for a job of
         another tenant.
         """
-        from moorage.client.follow.follower import Gathering, handles
+        from moorage.client.follow.watch import Gathering
+        from moorage.client.job import handles
 
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         async with Gathering(self._wire._stories, self._own(handles(jobs, _job_class()))) as gathering:
@@ -386,7 +386,7 @@ class AsyncClient:
         A failed job has a result too. The results lack the return values of handlers; `Job.result` reads these.
         `wait` defaults to the client's. Raises what `as_completed` raises.
         """
-        from moorage.client.follow.follower import handles
+        from moorage.client.job import handles
 
         wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}
@@ -401,11 +401,13 @@ class AsyncClient:
         Events may be lost while the connection is down, or if more than 256 MiB wait for the readers of this
         client. A gap shows in the job's `rev`; `show` has the whole history. Raises `NotPermitted`.
         """
-        from moorage.client.follow.listening import tenant_events
+        from moorage.client.follow.follower import decode_events
 
-        async with contextlib.aclosing(tenant_events(self._wire._stories)) as events:
-            async for event in events:
-                yield event
+        subject = self._wire.subjects.events(self.tenant)
+        async with contextlib.aclosing(self._wire._stories.frames(subject, decode_events, None)) as frames:
+            async for frame in frames:
+                for event in frame.jobs:
+                    yield event
 
     async def plan(
         self,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client.asking import decode_flag
 from moorage.client.connected import data_of
 from moorage.client.durations import Duration
 from moorage.client.login import who
-from moorage.schemas.codec import encode
+from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import FleetFrame
 
 if TYPE_CHECKING:
     from moorage.client.answers import FleetInfo
     from moorage.client.connected import Connected
+
+#: the newest frames that wait for a slow reader of `Fleet.frames`
+FLEET_FRAMES_MAX: Final = 16
+
+_decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
 class Fleet:
@@ -87,8 +92,9 @@ class Fleet:
 
     async def frames(self) -> AsyncIterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
-        from moorage.client.follow.listening import fleet_frames
-
-        async with contextlib.aclosing(fleet_frames(self._client._stories)) as frames:
+        client = self._client
+        async with contextlib.aclosing(
+            client._stories.frames(client.subjects.fleet_frame, _decode_frame, FLEET_FRAMES_MAX)
+        ) as frames:
             async for frame in frames:
                 yield frame

@@ -16,8 +16,8 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.results import ResultStore
 from moorage.client.errors import NoOutput, rejected
 from moorage.client.fields import FIELDS
-from moorage.client.follow.output import Piece
 from moorage.client.keywords import check_keywords
+from moorage.client.output import Piece
 from moorage.client.request_builder import body_of, build_request
 from moorage.client.transitions import last_attempts
 from moorage.schemas.codec import REQUEST_BYTES_MAX
@@ -154,9 +154,9 @@ class Heard:
 async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
     """Return the value that the function returned; if the job has several replicas, a list by replica.
 
-    A replica that returned nothing has None. A value is removed from `feed.results`. Raises what `AsyncClient.submit`
-    raises, `NoOutput` for a result that is no longer kept or whose attempt is no longer known, and `NotPermitted` if
-    the user may not read the tenant's bucket.
+    A replica that returned nothing has None. A value is removed from `Stories.results`. Raises what
+    `AsyncClient.submit` raises, `NoOutput` for a result that is no longer kept or whose attempt is no longer known, and
+    `NotPermitted` if the user may not read the tenant's bucket.
     """
     ends = {change.replica: change for change in changes if change.fence}
     if len(ends) < replicas:
@@ -168,7 +168,7 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
             values.append(None)
             continue
         name = result_object(job, replica, end.fence)
-        sent = client._stories.feed.results.pop(name, None)
+        sent = client._stories.results.pop(name, None)
         if sent is None or sent.value is msgspec.UNSET:
             value = heard.value(name)
         else:

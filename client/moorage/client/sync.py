@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.follower import handles
-from moorage.client.follow.output import Piece
 from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
-from moorage.client.job import Job
+from moorage.client.job import Job, handles
 from moorage.client.loop_thread import called
+from moorage.client.output import Piece
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
