@@ -24,7 +24,7 @@ async def main() -> None:
     async with AsyncClient(url, tenant=tenant, timeout=60.0) as moorage:
         for name in (f"{prefix}-{number}" for number in range(int(count))):
             events = "tenant" if moorage._wire._stories.is_crowded and "own" not in how else "job"
-            request = moorage.request((), key=name, fields={"driver": "noop", "events": events})
+            request = moorage.request((), job=name, fields={"driver": "noop", "events": events})
             watches.append(Watch(moorage._wire._stories, name, to_submit=request, output="output" in how))
             await watches[-1].open()
         print("ready", flush=True)

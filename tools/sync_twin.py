@@ -79,7 +79,7 @@ TWINS: Final = (
         'class SyncJob(Handle[Job]):\n    """A handle on one job, as `Job`, without `await`."""\n',
         "Job",
         (("job.py", "Job"),),
-        {"id": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
+        {"job": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
     ),
     Twin(
         '''class SyncWatch(Handle[Watch]):
@@ -160,9 +160,9 @@ BODIES: Final[dict[str, str]] = {
         return SyncWatch(self._thread, self._thread.call(watch))
         """,
     "AsyncClient.as_completed": """
-        given = {job.id: job for job in handles(jobs, SyncJob)}
+        given = {job.job: job for job in handles(jobs, SyncJob)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
-            yield given[over.id]
+            yield given[over.job]
         """,
     "AsyncClient.gather": """
         twins = [job._twin for job in handles(jobs, SyncJob)]

@@ -138,7 +138,7 @@ async def test_what_is_stored_of_a_job_and_reaches_out_is_not_unpacked(node: Nod
         held = io.BytesIO()
         with tarfile.open(fileobj=held, mode="w") as archive:
             archive.addfile(tarfile.TarInfo("../reached"))
-        await bucket_of(client._wire).put(f"{job.id}.0.{row.fence}", compressed(held), {}, lambda _: None)
+        await bucket_of(client._wire).put(f"{job.job}.0.{row.fence}", compressed(held), {}, lambda _: None)
         with pytest.raises(Rejected, match="leaves the folder"):
             await job.files(tmp_path / "into")
         assert list(tmp_path.iterdir()) == []

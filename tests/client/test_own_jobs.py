@@ -35,7 +35,7 @@ class Loop:
     async def submit(self, name: str, *, duplicate: bool = False) -> Job:
         self.scheduler.will("submit", Accepted(name, 9, "QUEUED", duplicate=duplicate))
         self.scheduler.will_show(shown(name, "SUCCEEDED", *STORY))
-        return await self.client.submit(["x"], key=name, driver="noop")
+        return await self.client.submit(["x"], job=name, driver="noop")
 
     async def say(self, name: str, *changes: Change) -> None:
         await self.scheduler.say_to_tenant(self.scheduler.event(name, changes[-1].state, *changes))
@@ -100,7 +100,7 @@ async def test_what_is_run_is_heard_by_the_frames_and_its_only_replica_by_name(n
         link: Any = loop.client._wire.link
         before = list(link._subscriptions)
         loop.scheduler.will("submit", Accepted("j", 9, "QUEUED"))
-        running = asyncio.create_task(loop.client.run(["x"], key="j", driver="noop", wait="20s"))
+        running = asyncio.create_task(loop.client.run(["x"], job="j", driver="noop", wait="20s"))
         await until(lambda: loop.scheduler.asked, what="it is submitted")
         new = [each.subject for each in link._subscriptions if each not in before]
         assert new == [loop.scheduler.subjects.log(unique, "j", 0)]
@@ -197,7 +197,7 @@ async def test_a_wait_that_is_over_says_how_long_it_was(
         for silence_s in (60.0, 0.02):
             monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", silence_s)
             job = await loop.submit(f"j-{silence_s:.0f}")
-            loop.scheduler.will_show(shown(job.id, "QUEUED", STORY[0]))
+            loop.scheduler.will_show(shown(job.job, "QUEUED", STORY[0]))
             with pytest.raises(TimedOut, match=r"after 0\.2 s; it goes on"):
                 await job.result(0.2)
             assert loop.verbs() == ["submit", "show"][: 1 if silence_s == 60.0 else 2]
@@ -357,7 +357,7 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                     assert (await loop.result(f"j{number}")).state == "SUCCEEDED"
                     assert loop.verbs() == ["submit", "show"]
                 assert client._wire._stories.is_refused
-                running = asyncio.create_task(client.run(["x"], key="j2", driver="noop", wait="20s"))
+                running = asyncio.create_task(client.run(["x"], job="j2", driver="noop", wait="20s"))
                 await until(lambda: loop.verbs() == ["submit"], what="it is submitted")
                 await scheduler.say("j2", "SUCCEEDED", *STORY)
                 assert (await running).state == "SUCCEEDED"
@@ -365,7 +365,7 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 scheduler.will("submit", Accepted("r", 9, "QUEUED"))
                 scheduler.will_show(shown("r", "SUCCEEDED", *STORY))
                 scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in NO_OUTPUT))
-                assert (await client.run(["x"], key="r", driver="noop", wait="20s")).state == "SUCCEEDED"
+                assert (await client.run(["x"], job="r", driver="noop", wait="20s")).state == "SUCCEEDED"
                 assert loop.verbs()[:2] == ["submit", "show"]
     finally:
         await server.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ class Keeping:
         self.behind = 0  # questions for what is behind that
         self.refusals: list[Exception] = []
 
-    async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if arguments["stream"] == "order":
             plain: dict[str, Any] = msgspec.to_builtins(LogPage(1, "order"))
             return plain
@@ -311,7 +312,7 @@ class Both:
             runs[-1] += len(data)
         self.data["order"] = b"".join(run.to_bytes(4, "little") for run in runs[:told])
 
-    async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(arguments, LogsAsked)
         ask = ReadLog("s", "acme", "j", 0, 1, 7, "process", asked.stream, asked.offset, min(asked.limit, 37))
         built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(page_of(self.data[asked.stream], ask, True)))

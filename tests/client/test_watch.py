@@ -313,7 +313,7 @@ async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_
 async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, unique: str) -> None:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         for events in ("job", "tenant"):
-            request = client.request(["x"], key="j", fields={"driver": "noop", "events": events})
+            request = client.request(["x"], job="j", fields={"driver": "noop", "events": events})
             async with Watch(client._wire._stories, "j", to_submit=request) as watch:
                 following = Following(watch, client)
                 story = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
@@ -327,7 +327,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
                 await following.ends()
         assert scheduler.asked == []
         scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
-        again = client.request(["x"], key="j")
+        again = client.request(["x"], job="j")
         async with Watch(client._wire._stories, "j", to_submit=again) as watch:
             following = Following(watch, client)
             await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
@@ -395,10 +395,10 @@ async def test_what_is_run_has_no_subject_of_its_own_unless_it_says_so(nats_url:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will("submit", Accepted("j", 9, "QUEUED"))
         running = [
-            asyncio.create_task(client.run(["x"], key=f"j{number}", driver="noop", wait="20s"))
+            asyncio.create_task(client.run(["x"], job=f"j{number}", driver="noop", wait="20s"))
             for number in range(CROWD)
         ]
-        chosen = asyncio.create_task(client.run(["x"], key="chosen", driver="noop", wait="20s", events="job"))
+        chosen = asyncio.create_task(client.run(["x"], job="chosen", driver="noop", wait="20s", events="job"))
         await until(lambda: len(scheduler.asked) == CROWD + 1, what="all are submitted")
         said = {request["job"]: request.get("events", "job") for _, request in scheduler.asked}
         assert said == {**dict.fromkeys((f"j{number}" for number in range(CROWD)), "tenant"), "chosen": "job"}

@@ -152,7 +152,7 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
         first = await service(worker)
         await first.until("joined as n01")
         async with AsyncClient(site.context("submitter.acme"), tenant="acme", timeout=ANSWER_S) as acme:
-            job = await acme.submit(["sleep", "600"], key="kept")
+            job = await acme.submit(["sleep", "600"], job="kept")
 
             async def runs() -> bool:
                 return bool((await job.show()).state == "RUNNING")

@@ -72,7 +72,7 @@ _decode_line: Final = msgspec.json.Decoder(_Line).decode
 
 
 def handler_request(
-    name: str, input: Any, gpu: GpuSpec | str | int | None, key: str | None, fields: Mapping[str, Any]
+    name: str, input: Any, gpu: GpuSpec | str | int | None, job: str | None, fields: Mapping[str, Any]
 ) -> Request:
     """Return the checked request for a handler; it requires a worker that offers it. Raises `Rejected`, TypeError."""
     if not HANDLER_NAME.fullmatch(name):
@@ -89,7 +89,7 @@ def handler_request(
         "driver_config": config,
         "requires": {**named.pop("requires", {}), f"{DRIVER}.{name}": ["1"]},
     }
-    request = build_request(body, gpu, key, named)
+    request = build_request(body, gpu, job, named)
     if (size := len(body_of(request))) > REQUEST_BYTES_MAX:
         raise rejected(
             "too-large",

@@ -43,19 +43,19 @@ class Job:
     """
 
     __slots__ = (
-        "_began_s", "_client", "_gpu", "_request", "_result", "_story", "_valued", "accepted", "id", "state", "worker",
+        "_began_s", "_client", "_gpu", "_request", "_result", "_story", "_valued", "accepted", "job", "state", "worker",
     )  # fmt: skip
 
     def __init__(
         self,
         client: Connected,
-        id: str,
+        job: str,
         accepted: Accepted | None = None,
         request: Request | None = None,
         story: Story | None = None,
     ) -> None:
         is_new = accepted is not None and not accepted.duplicate
-        self.id = id
+        self.job = job
         self.accepted = accepted
         self.state = accepted.state if accepted is not None else ""
         self.worker = ""
@@ -68,7 +68,7 @@ class Job:
         self._client = client
 
     def __repr__(self) -> str:
-        words = [self.id, "of", self._client.tenant, self.state or "not asked yet", self.gpu]
+        words = [self.job, "of", self._client.tenant, self.state or "not asked yet", self.gpu]
         if self.worker:
             words.append(f"on {self.worker}")
         if self._began_s is not None:
@@ -80,7 +80,7 @@ class Job:
 
         ago = "" if self._began_s is None else f"{age((time.monotonic() - self._began_s) * 1000)} ago"
         rows = {"tenant": self.tenant, "state": self.state or "not asked yet", "GPUs": self.gpu, "worker": self.worker}
-        return table(f"Job {self.id}", {**rows, "accepted": ago})
+        return table(f"Job {self.job}", {**rows, "accepted": ago})
 
     @property
     def known_result(self) -> Result | None:
@@ -106,7 +106,7 @@ class Job:
         (a week by default). Events without a transition say why the job waits, if this client follows fewer than 16
         jobs. `wait` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
-        async with Watch(self._client._stories, self.id, ahead=True, saw=self._saw) as watch:
+        async with Watch(self._client._stories, self.job, ahead=True, saw=self._saw) as watch:
             async for item in watch.follow(None if wait is None else seconds(wait)):
                 if isinstance(item, Event):
                     yield item
@@ -141,7 +141,7 @@ class Job:
         if follow and attempt is None:
             stories = self._client._stories
             async with Watch(
-                stories, self.id, past=True, tail=tail, replica=replica, ahead=True, saw=self._saw
+                stories, self.job, past=True, tail=tail, replica=replica, ahead=True, saw=self._saw
             ) as watch:
                 async for item in watch.follow(None if wait is None else seconds(wait)):
                     if isinstance(item, Piece):
@@ -149,7 +149,7 @@ class Job:
                         yield item
             joiner = watch.joiner
         else:
-            joiner = Joiner(self._client.read, self.id, tail)
+            joiner = Joiner(self._client.read, self.job, tail)
             newest = newest_attempts(await self._shown())
             async for piece in joiner.kept_of(newest, replica, attempt):
                 given += 1
@@ -164,7 +164,7 @@ class Job:
         `NoOutput` if its worker does not answer or no longer keeps that output; `NotFound`, `NoScheduler`,
         `Overloaded`.
         """
-        page = await read_page(self._client.read, self.id, replica, None, "out", 0, 1)
+        page = await read_page(self._client.read, self.job, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}
 
     async def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
@@ -196,7 +196,7 @@ class Job:
             await stories.linger(results=can.returns_value)
         progress: Heard | None = None
         async with Watch(
-            stories, self.id, output=output, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
+            stories, self.job, output=output, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
         ) as watch:
             if not output:
                 await watch._until_over(timeout_s)
@@ -231,7 +231,7 @@ class Job:
             from moorage.client.handlers import value_of
 
             replicas = shown["request"].get("replicas", 1) if request is None else request.replicas
-            value = await value_of(self._client, self.id, self._result.changes, heard or _heard_by(None), replicas)
+            value = await value_of(self._client, self.job, self._result.changes, heard or _heard_by(None), replicas)
             self._result = msgspec.structs.replace(self._result, value=value)
         self._valued = True
 
@@ -242,7 +242,7 @@ class Job:
         `was` UNKNOWN: it is remembered, and a later submit with that id is cancelled at once. The job's transitions
         record `reason`, and `by` as the name that the caller gave (`Change.said`).
         """
-        return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
+        return await self._client.read("cancel", {"job": self.job, "reason": reason, "by": by})
 
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
@@ -258,9 +258,9 @@ class Job:
         """
         from moorage.client.kept_files import fetch
 
-        fetched = await fetch(self._client, self.id, into, replica, path)
+        fetched = await fetch(self._client, self.job, into, replica, path)
         for line in fetched.left_out:
-            log.warning("job %s: %s", self.id, line)
+            log.warning("job %s: %s", self.job, line)
         return fetched.paths
 
     async def show(self) -> JobInfo:
@@ -274,7 +274,7 @@ class Job:
         return told(JobInfo, await self._shown())
 
     async def _shown(self) -> dict[str, Any]:
-        data = await self._client.read("show", {"job": self.id})
+        data = await self._client.read("show", {"job": self.job})
         self._client._stories.drivers.learn(data)
         self._learn(data)
         return data
@@ -283,7 +283,7 @@ class Job:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
         from moorage.client.answers import Explanation, told
 
-        return told(Explanation, await self._client.read("explain", {"job": self.id}))
+        return told(Explanation, await self._client.read("explain", {"job": self.job}))
 
     def _saw(self, event: Event) -> None:
         """Keep the state and worker of an event."""

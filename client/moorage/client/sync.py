@@ -46,9 +46,9 @@ class SyncJob(Handle[Job]):
     """A handle on one job, as `Job`, without `await`."""
 
     @property
-    def id(self) -> str:
-        """Same as `Job.id`."""
-        return self._twin.id
+    def job(self) -> str:
+        """Same as `Job.job`."""
+        return self._twin.job
 
     @property
     def state(self) -> str:
@@ -380,32 +380,32 @@ class Client(ClientBase):
         return self._twin.tenant
 
     def submit(
-        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
+        self, what: What, gpu: GpuSpec | str | int | None = None, job: str | None = None, **fields: Unpack[Fields]
     ) -> SyncJob:
         """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger."""
-        return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, key, **fields)))
+        return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, job, **fields)))
 
     def submit_handler(
         self,
         name: str,
         input: Any = None,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         **fields: Unpack[Fields],
     ) -> SyncJob:
         """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`)."""
-        return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
+        return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, job, **fields)))
 
     def run(
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         wait: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`."""
-        return self._thread.call(self._twin.run(what, gpu, key, wait, **fields))
+        return self._thread.call(self._twin.run(what, gpu, job, wait, **fields))
 
     def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -430,19 +430,19 @@ class Client(ClientBase):
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """Return a checked request with its job id; nothing is sent. Raises `Rejected`."""
-        return self._twin.request(what, gpu, key, fields)
+        return self._twin.request(what, gpu, job, fields)
 
-    def job(self, id: str) -> SyncJob:
+    def job(self, job: str) -> SyncJob:
         """Return a handle on the job with this id; the scheduler is not asked. Raises `Rejected` for an invalid id."""
-        return SyncJob(self._thread, self._twin.job(id))
+        return SyncJob(self._thread, self._twin.job(job))
 
     def watch(
         self,
-        id: str,
+        job: str,
         *,
         output: bool = False,
         past: bool = False,
@@ -451,16 +451,16 @@ class Client(ClientBase):
         notes: bool = False,
     ) -> SyncWatch:
         """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later."""
-        watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica, notes=notes))
+        watch = called(lambda: self._twin.watch(job, output=output, past=past, tail=tail, replica=replica, notes=notes))
         return SyncWatch(self._thread, self._thread.call(watch))
 
     def as_completed(self, jobs: Iterable[SyncJob], wait: Duration | None = None) -> Iterator[SyncJob]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
         The handles are those that were given.
         """
-        given = {job.id: job for job in handles(jobs, SyncJob)}
+        given = {job.job: job for job in handles(jobs, SyncJob)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
-            yield given[over.id]
+            yield given[over.job]
 
     def gather(self, *jobs: SyncJob, wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given."""

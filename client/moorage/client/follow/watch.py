@@ -358,7 +358,7 @@ class Gathering(Follower):
     end. Only the end of a job matters here: an earlier gap is not repaired."""
 
     def __init__(self, stories: Stories, jobs: Iterable[Job]) -> None:
-        self._jobs = {job.id: job for job in jobs}
+        self._jobs = {job.job: job for job in jobs}
         self._ended = deque(job for job in self._jobs.values() if job.known_result is not None)
         waited = (Story(name) for name, job in self._jobs.items() if job.known_result is None)
         super().__init__(stories, waited, asks_first=True)
@@ -399,7 +399,7 @@ class Gathering(Follower):
     def _end(self, story: Story, state: str, why: str, shown: Mapping[str, Any]) -> None:
         job = self._jobs[story.job]
         del self.left[story.job]
-        job._has_ended(result_of(job.id, state, story.all_changes(), why or story.why, shown))
+        job._has_ended(result_of(job.job, state, story.all_changes(), why or story.why, shown))
         self._ended.append(job)
 
     async def _not_listed(self, names: list[str]) -> list[str]:
