@@ -20,6 +20,7 @@ from moorage.client import (
     TimedOut,
 )
 from moorage.schemas.job import TERMINAL
+from moorage.testing import Ran, SimFleet, SimulatedClock
 from tests.cli.node import Node
 from tests.waiting import until_state
 
@@ -75,7 +76,7 @@ async def test_a_result_waits_no_longer_than_its_timeout(node: Node, unique: str
         with pytest.raises(TimedOut) as late:
             await job.result("300ms")
         assert late.value.code == "timed-out"
-        assert (await job.cancel("enough"))["cancelled"]
+        assert (await job.cancel("enough")).cancelled
         with pytest.raises(JobFailed) as cancelled:
             await job.result("90s")
         assert cancelled.value.state == "CANCELLED"
@@ -155,14 +156,37 @@ async def test_jobs_that_speak_to_the_tenant_alone_are_followed_too(node: Node, 
 
 async def test_an_operator_closes_and_opens_a_worker(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
-        await moorage.fleet.drain("sim-0001")
+        drained = [await moorage.fleet.drain("sim-0001") for _ in range(2)]
+        assert [(done.verb, done.worker, done.changed) for done in drained] == [
+            ("drain", "sim-0001", True),
+            ("drain", "sim-0001", False),
+        ]
         assert await _state_of(moorage, "sim-0001") == "draining"
-        await moorage.fleet.cordon("sim-0001")
+        assert (await moorage.fleet.cordon("sim-0001")).verb == "cordon"
         assert await _state_of(moorage, "sim-0001") == "cordoned"
         await moorage.fleet.uncordon("sim-0001")
         assert await _state_of(moorage, "sim-0001") == "up"
         with pytest.raises(NotFound):
             await moorage.fleet.drain("nobody")
+
+
+def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None:
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("2x4xH100", script=lambda _: Ran(0, seconds=100))) as moorage:
+            job = await moorage.submit(["x"], gpu=3, job="runs")
+            await asyncio.sleep(5)
+            audit = await moorage.fleet.audit()
+            assert (audit.drift, audit.workers, audit.members, audit.leases) == ([], 2, 1, 3)
+            told = [await moorage.job(name).cancel("enough") for name in ("runs", "unheard-of")]
+            assert [(each.job, each.cancelled, each.was) for each in told] == [
+                ("runs", True, "RUNNING"),
+                ("unheard-of", True, "UNKNOWN"),
+            ]
+            assert [each.remembered_s > 0 for each in told] == [False, True]
+            with pytest.raises(JobFailed, match="was cancelled: enough"):
+                await job.result()
+
+    SimulatedClock().run(scene())
 
 
 async def test_the_fleet_frame_comes_by_itself(node: Node) -> None:

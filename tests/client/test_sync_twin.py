@@ -115,7 +115,7 @@ def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
     assert failed.value.exit_code == 7
     assert next(row.job for row in client.ls(["SUCCEEDED"]).jobs) == "one"
     assert {row.state for row in client.fleet.show().workers} == {"up"}
-    assert client.fleet.drain("sim-0001")["worker"] == "sim-0001"
+    assert client.fleet.drain("sim-0001").worker == "sim-0001"
     with pytest.raises(NotFound):
         client.job("nobody").show()
     with pytest.raises(Rejected):

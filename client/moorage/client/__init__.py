@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.answers import (
+        Audit,
+        Cancelled,
+        Drift,
         Explanation,
         Fits,
         FleetInfo,
@@ -56,13 +59,16 @@ __all__ = [
     "Accepted",
     "AskedBack",
     "AsyncClient",
+    "Audit",
     "BadContext",
     "BatchRejected",
+    "Cancelled",
     "Change",
     "Claimed",
     "Client",
     "ClientError",
     "Conflict",
+    "Drift",
     "Ended",
     "Ending",
     "Event",
@@ -112,6 +118,9 @@ __all__ = [
 
 _HOME: Final = {
     "moorage.client.answers": (
+        "Audit",
+        "Cancelled",
+        "Drift",
         "Explanation",
         "Fits",
         "FleetInfo",

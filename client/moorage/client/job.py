@@ -24,7 +24,7 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, SUCCEEDED
 
 if TYPE_CHECKING:
-    from moorage.client.answers import Explanation, JobInfo
+    from moorage.client.answers import Cancelled, Explanation, JobInfo
     from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
     from moorage.client.handlers import Heard, OnProgress
@@ -235,14 +235,15 @@ class Job:
             self._result = msgspec.structs.replace(self._result, value=value)
         self._valued = True
 
-    async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger.
+    async def cancel(self, reason: str = "", by: str = "") -> Cancelled:
+        """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger.
 
-        `cancelled` is false if the job had ended or was being cancelled. The cancel of an id that is not known returns
-        `was` UNKNOWN: it is remembered, and a later submit with that id is cancelled at once. The job's transitions
-        record `reason`, and `by` as the name that the caller gave (`Change.said`).
+        The job's transitions record `reason`, and `by` as the name that the caller gave (`Change.said`).
         """
-        return await self._client.read("cancel", {"job": self.job, "reason": reason, "by": by})
+        from moorage.client.answers import Cancelled
+
+        asked = {"job": self.job, "reason": reason, "by": by}
+        return msgspec.convert(await self._client.read("cancel", asked), Cancelled)
 
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.

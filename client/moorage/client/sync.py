@@ -32,7 +32,7 @@ from moorage.schemas.operate import Done, TenantRow
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
-    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList
+    from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
@@ -112,8 +112,8 @@ class SyncJob(Handle[Job]):
         """
         return self._thread.call(self._twin.result(wait, on_progress))
 
-    def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger."""
+    def cancel(self, reason: str = "", by: str = "") -> Cancelled:
+        """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger."""
         return self._thread.call(self._twin.cancel(reason, by))
 
     def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
@@ -249,7 +249,7 @@ class SyncFleet(Handle["Fleet"]):
         """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
         return self._thread.call(self._twin.show())
 
-    def audit(self) -> dict[str, Any]:
+    def audit(self) -> Audit:
         """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once."""
         return self._thread.call(self._twin.audit())
 
@@ -261,15 +261,15 @@ class SyncFleet(Handle["Fleet"]):
         begin: Duration | None = None,
         last: Duration | None = None,
         why: str = "",
-    ) -> dict[str, Any]:
+    ) -> Done:
         """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`."""
         return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
-    def cordon(self, worker: str) -> dict[str, Any]:
+    def cordon(self, worker: str) -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
         return self._thread.call(self._twin.cordon(worker))
 
-    def uncordon(self, worker: str) -> dict[str, Any]:
+    def uncordon(self, worker: str) -> Done:
         """Undo cordon or drain. Raises `NotFound`."""
         return self._thread.call(self._twin.uncordon(worker))
 
