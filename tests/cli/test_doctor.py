@@ -138,16 +138,16 @@ def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
 
 
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:
-    leads = {"scheduler": "s1", "leads": True, "settings": {"order": "fifo"}}
+    leads = {"scheduler": "s1", "leads": True, "settings": {"ranker": "pack"}}
     assert checks_fleet._schedulers([leads]) is None
-    alike = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"order": "fifo"}}])
+    alike = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"ranker": "pack"}}])
     assert alike is not None
     assert (alike.verdict, alike.found) == ("ok", "2 schedulers, no standby with other settings; s1 leads")
     found = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}])
     assert found is not None
     assert (found.verdict, found.found) == (
         "warn",
-        "scheduler s1 leads; these standbys have other settings: s2 (jobs_max, order)",
+        "scheduler s1 leads; these standbys have other settings: s2 (jobs_max, ranker)",
     )
 
 
