@@ -27,7 +27,7 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container.config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
-from moorage.worker.drivers.container.engine_watch import EngineWatch
+from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.container.faults import CannotStart, start_fault
 from moorage.worker.drivers.container.follow import Follower
 from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
@@ -102,7 +102,7 @@ class DockerDriver(Driver):
         check_host_ipc(own, has_limiter=self._limits is not None)
         self._removal = Removal(self._host)
         self._look_after: list[asyncio.Task[None]] = []
-        self._watch = EngineWatch(self._host.engine.ping, f"{kit.worker}: docker")
+        self._watch = EngineWatch(self._host.engine.ping, (EngineDown, EngineError), f"{kit.worker}: docker")
         self._follower = Follower(
             self._host, self._removal, self._watch, kit.settings.output_cap_bytes, publishes=kit.settings.stream_output
         )

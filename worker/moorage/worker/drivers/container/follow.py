@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
-from moorage.worker.drivers.container.engine_watch import EngineWatch
+from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, read_out
 from moorage.worker.drivers.container.removal import Removal
