@@ -168,6 +168,10 @@ class Reporter:
         levels = {mode: level for mode, level in self.guard.levels(driver).items() if mode in offered}
         return replace(can, enforced=levels, resizes=resizes)
 
+    def limits_memory(self, driver: Driver) -> bool:
+        """Return whether this host ends a job of the driver that takes more memory than it asked for."""
+        return self._said(driver, driver.can, driver.capabilities).memory_limit
+
     def _wakes(self, member: Member) -> bool:
         driver = self.drivers[member.driver]
         return self._said(driver, partial(driver.wakes, member.name), False)

@@ -177,6 +177,10 @@ class DockerDriver(Driver):
         await self._host.engine.close()
         await self._host.link.close(self._host.owner)
 
+    def can(self) -> Capabilities:
+        limits_memory = bool((self._starter.info or {}).get("MemoryLimit", True))
+        return msgspec.structs.replace(super().can(), memory_limit=limits_memory)
+
     def engine_down(self) -> tuple[str, float] | None:
         return (self._watch.why, self._watch.since_s) if self._watch.why else None
 
