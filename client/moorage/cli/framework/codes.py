@@ -14,6 +14,7 @@ FIXES: Final[dict[str, str]] = {
     "too-large": "put large data into a store and pass its address to the job",
     "not-found": "moorage ls, or moorage fleet",
     "over-memory": "ask for a larger share, with room for the CUDA context, or for a GPU of its own",
+    "mps-fault": "moorage logs {job} has its CUDA error; a GPU of its own keeps it from harming other jobs",
     "idle": "ask for GPUs once the job is to use them, and end it when it has: moorage logs {job}",
     "conflict": "choose another job id; or send the same content, which is the same job",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",

@@ -27,7 +27,6 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container.config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
-from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.container.faults import CannotStart, start_fault
 from moorage.worker.drivers.container.follow import Follower
 from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
@@ -35,6 +34,7 @@ from moorage.worker.drivers.container.output import clear_marks
 from moorage.worker.drivers.container.ports import Ports
 from moorage.worker.drivers.container.removal import Removal
 from moorage.worker.drivers.container.start import ENDED_FIRST, Starter
+from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
