@@ -63,7 +63,7 @@ ENDS: Final[dict[str, str]] = {
     "cannot-run": "its request is wrong for every worker of its driver: the message says what to change",
     "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
-    "mps-fault": "one of its processes had a fatal GPU error, which ended the MPS server that it shared with other jobs",
+    "mps-fault": "one of its processes had a fatal GPU error, which ended the MPS server that other jobs share",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",
     "end": "its worker ended it when asked to: for a cancel, a drain, a preemption or an act of an operator",
     "disk": "its folder took more than its worker's folder_bytes, so its worker ended it",
