@@ -287,6 +287,7 @@ class Reporter:
             health=health,
             foreign=foreign,
             detail=detail,
+            warning=self.watch.warning(state.slot, reading),
         )
 
 
