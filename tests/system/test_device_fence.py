@@ -22,6 +22,7 @@ from moorage.system.device_fence import (
     NodeRange,
     ProgramFences,
     fences_here,
+    is_refused,
     program,
 )
 
@@ -101,6 +102,23 @@ def test_only_the_nodes_in_the_ranges_are_refused(group: Group, nodes: Path) -> 
     assert opened(closed, nodes) == {
         "nvidia0": errno.ENXIO, "nvidia1": errno.EPERM, "nvidiactl": errno.ENXIO, "uvm": errno.EPERM, "null": 0,
     }  # fmt: skip
+    assert closed.remove()
+
+
+async def test_it_is_seen_that_a_process_may_not_open_a_node(group: Group, nodes: Path) -> None:
+    closed = close(group, NodeRange(195, 1, 1))
+    inside = subprocess.Popen(["/bin/sleep", "600"])
+    try:
+        Path(closed.path, "cgroup.procs").write_text(str(inside.pid))
+        seen = {
+            name: await is_refused(inside.pid, str(nodes / name)) for name in ("nvidia0", "nvidia1", "null", "gone")
+        }
+        assert seen == {"nvidia0": False, "nvidia1": True, "null": False, "gone": False}
+        assert not await is_refused(os.getpid(), str(nodes / "nvidia1")), "another group opens it"
+    finally:
+        inside.kill()
+        inside.wait()
+    assert not await is_refused(inside.pid, str(nodes / "nvidia1")), "nothing is said of a process that is gone"
     assert closed.remove()
 
 

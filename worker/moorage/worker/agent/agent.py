@@ -28,6 +28,7 @@ from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Output
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
+from moorage.worker.agent.cut_off import CutOffWatch
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.agent.lost_members import LostMembers
@@ -188,6 +189,7 @@ class Agent:
             host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch,
             self.claims,
         )  # fmt: skip
+        self._cut_off = CutOffWatch(inventory, self.drivers, self.members.held, self.watch, self._publish)
         self.dropped: Counter[str] = Counter()
         self.scheduled_s = NEVER_S  # the time of the host's timer for this agent
         self.queue: deque[Event | Delivery | _Answer] = deque()
@@ -244,6 +246,7 @@ class Agent:
         self._is_open = True
         self.spawn(self.guard.run())
         self.spawn(self.lost.run())
+        self.spawn(self._cut_off.run())
         self.host.wake(self)
 
     async def close(self) -> None:
