@@ -4,6 +4,7 @@ No such driver is here, so a node that the kernel lets a process open is without
 gives EPERM.
 """
 
+import asyncio
 import errno
 import os
 import socket
@@ -107,17 +108,16 @@ def test_only_the_nodes_in_the_ranges_are_refused(group: Group, nodes: Path) -> 
 
 async def test_it_is_seen_that_a_process_may_not_open_a_node(group: Group, nodes: Path) -> None:
     closed = close(group, NodeRange(195, 1, 1))
-    inside = subprocess.Popen(["/bin/sleep", "600"])
+    inside = await asyncio.create_subprocess_exec("/bin/sleep", "600")
     try:
         Path(closed.path, "cgroup.procs").write_text(str(inside.pid))
-        seen = {
-            name: await is_refused(inside.pid, str(nodes / name)) for name in ("nvidia0", "nvidia1", "null", "gone")
-        }
+        names = ("nvidia0", "nvidia1", "null", "gone")
+        seen = {name: await is_refused(inside.pid, str(nodes / name)) for name in names}
         assert seen == {"nvidia0": False, "nvidia1": True, "null": False, "gone": False}
         assert not await is_refused(os.getpid(), str(nodes / "nvidia1")), "another group opens it"
     finally:
         inside.kill()
-        inside.wait()
+        await inside.wait()
     assert not await is_refused(inside.pid, str(nodes / "nvidia1")), "nothing is said of a process that is gone"
     assert closed.remove()
 

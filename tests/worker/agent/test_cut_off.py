@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -71,7 +71,7 @@ async def test_a_container_that_lost_its_gpu_is_seen_and_its_owner_told_once(bas
     bench.want(place(name))
     held: dict[MemberName, Member] = dict(bench.members.held)
     group = base.create("container", None, None)[0]
-    program = subprocess.Popen(["/bin/sleep", "600"])
+    program = await asyncio.create_subprocess_exec("/bin/sleep", "600")
     try:
         Path(group.path, "cgroup.procs").write_text(str(program.pid))
         watch = DeviceWatch([GPU], "b", GpuPool([GPU]), 60.0, 0.0, None)
@@ -93,4 +93,4 @@ async def test_a_container_that_lost_its_gpu_is_seen_and_its_owner_told_once(bas
         assert watch.warning(0, SlotReading()) == "", "the next job's container has it"
     finally:
         program.kill()
-        program.wait()
+        await program.wait()

@@ -1,8 +1,8 @@
 """Notice that the kernel keeps a running job from its own GPU.
 
-That happens to containers whose GPUs NVIDIA's hook has added behind the engine's back: `systemctl daemon-reload` and the
-like write the devices of a container's cgroup anew, without the GPU. What the job has open goes on; what it opens from
-then on fails, which NVML reports as "Unknown Error". Nothing else shows it: the GPU is well, and the job runs.
+That happens to containers whose GPUs NVIDIA's hook has added without the engine's knowledge: `systemctl daemon-reload`
+writes the devices of a container's cgroup anew, without the GPU. What the job has open goes on; what it opens from then
+on fails, which NVML reports as "Unknown Error". Nothing else shows it: the GPU is well, and the job runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LOOK_S: Final = 30.0
 MEMBERS_MAX: Final = 64
 CUT_OFF: Final = "the kernel refuses a running job its own GPU, as after a daemon-reload of systemd"
 NOTE: Final = (
-    "warning[cut-off]: the kernel refuses this job its own GPU, as after a daemon-reload of systemd on the host: what it"
-    " opens from now on fails (NVML: Unknown Error); run the job again"
+    "warning[cut-off]: the kernel refuses this job its own GPU, as after a daemon-reload of systemd on the host: what"
+    " it opens from now on fails (NVML: Unknown Error); run the job again"
 )
 
 log = logging.getLogger("moorage.worker")
