@@ -50,7 +50,7 @@ NOTES: Final[dict[str, str]] = {
     "too-large": "a request has at most 64 KiB, a frame 900 KiB; the SDK and the command split long lists",
     "conflict": "the first request is unchanged",
     "permission-refused": "NATS refuses it, not moorage: over plain NATS it is a -ERR line and no answer",
-    "no-match": "only when on_no_match says reject: else it is a warning, and the job waits",
+    "no-match": "a job waits; with on_no_match = reject it is refused as failed-precondition",
 }
 
 
