@@ -144,7 +144,8 @@ async def freeze(rig: Rig) -> str:
         looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.id, file))
         expect("its memory after it was resumed", looked["same"], True)
         await job.cancel()
-        return f"{held} MiB became {left} MiB in {frozen_s:.1f} s, were back in {resumed_s:.1f} s, and the pattern is there"
+        times = f"in {frozen_s:.1f} s, were back in {resumed_s:.1f} s"
+        return f"{held} MiB became {left} MiB {times}, and the pattern is there"
     finally:
         machine.close()
 

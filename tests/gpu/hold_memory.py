@@ -5,8 +5,8 @@ hold_memory.py hold FILE MIB      take MIB on the first visible device, write th
 hold_memory.py below FILE MIB     the same in a grandchild with a session of its own, and wait for it
 hold_memory.py launch FILE        launch kernels of 100,000 threads on the first visible device without end (stub only)
 hold_memory.py nodes FILE NODE…   write how each file in /dev answers an open: 0, or the error number
-hold_memory.py limit FILE         write what the driver says of memory, and what it answers at the limit and a byte beyond
-hold_memory.py cost FILE N        write what a launch of an empty kernel and an allocation cost, in ns, by N and N / 20 of them
+hold_memory.py limit FILE         write what is told of memory, and the answers at the limit and a byte beyond
+hold_memory.py cost FILE N        write the ns of a launch of an empty kernel and of an allocation, by N and N / 20
 hold_memory.py keep FILE MIB      fill MIB with a pattern; after each SIGUSR1 write whether it is still there
 """
 
@@ -151,7 +151,8 @@ def at_the_limit() -> dict[str, Any]:
     if not fits:
         cuda.free(at)
     return {
-        "total": total, "free_before": before, "free_after": after, "free": free, "beyond": beyond, "fits": fits, "more": more,
+        "total": total, "free_before": before, "free_after": after, "free": free,
+        "beyond": beyond, "fits": fits, "more": more,
     }  # fmt: skip
 
 
@@ -180,7 +181,7 @@ def cost(count: int) -> dict[str, float]:
 
 
 def keep(file: Path, mib: int) -> None:
-    """Hold memory with a pattern in it; after each SIGUSR1 write how often it was looked at, and whether it is there."""
+    """Hold memory with a pattern; after each SIGUSR1 write how often it was looked at, and whether it is there."""
     cuda = Cuda()
     cuda.use(0)
     code, at = cuda.allocate(mib * 1024**2)

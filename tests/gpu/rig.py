@@ -1,4 +1,4 @@
-"""A moorage on this host's real GPUs, for the checks: `moorage up` with everything that shares a GPU, and a client of it."""
+"""A moorage on this host's real GPUs, for the checks: `moorage up` with all that shares a GPU, and a client of it."""
 
 from __future__ import annotations
 
