@@ -32,6 +32,7 @@ from moorage.worker.session.member_messages import Event, HealthChanged, Log, Me
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleJobs, UnusedJobs
+from moorage.worker.sharing.limiter.escapes import Escapes
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.usage_meter import UsageMeter
 
@@ -75,6 +76,7 @@ class Reporter:
             UsageMeter(held, drivers).read,
             IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
             UnusedJobs(held, settings.freezes_after_s, self._wakes).read,
+            Escapes(held, drivers, lambda driver, mode: guard.levels(driver)[mode].memory).read,
         ]
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
