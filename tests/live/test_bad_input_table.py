@@ -131,7 +131,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
         says="sim-0000 has",
     ),
     "an unknown model": submitted(
-        "no-match", 1, job(gpu={"model": "H10O"}, on_no_match="reject"), "the fleet has NVIDIA H100"
+        "failed-precondition", 1, job(gpu={"model": "H10O"}, on_no_match="reject"), "the fleet has NVIDIA H100"
     ),
 }  # fmt: skip
 
