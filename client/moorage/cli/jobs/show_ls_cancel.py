@@ -126,14 +126,14 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
     import asyncio
 
     from moorage.client.errors import ClientError
-    from moorage.client.follow.output import STREAMS, newest_attempts, read_page
+    from moorage.client.output import STREAMS, newest_attempts, read_page
     from moorage.schemas.frames import StreamName
 
     found: dict[str, int | None] = {}
 
     async def ask(replica: int, attempt: int | None, stream: StreamName) -> None:
         with contextlib.suppress(ClientError):
-            page = await read_page(client._wire, job, replica, attempt, stream, -1, 1)
+            page = await read_page(client._wire.read, job, replica, attempt, stream, -1, 1)
             if page.truncated:
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 

@@ -382,6 +382,7 @@ class Host:
         "util_percent",
         "version",
         "waiting",
+        "warnings",
         "worker",
     )
 
@@ -405,6 +406,7 @@ class Host:
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
         self.sick = 0  # slots whose health is not ok
+        self.warnings: dict[int, tuple[str, str]] = {}  # likewise: (kind, detail) of what closes nothing
         self.troubles: dict[int, tuple[str, str]] = {}  # by slot, from its last load frame: (health or foreign, detail)
         self.waiting = False  # a local claim waits: the host counts as full (H42)
         self.heard = False  # renewed in this term
