@@ -42,7 +42,7 @@ async def test_what_a_running_job_uses_is_seen_by_its_tenant_alone(
 
         async def over_time() -> bool:
             page = (await acme.api("use", {"job": "busy", "last_s": 20, "points": 20}))["data"]
-            return [87, 87] == [line for line in page["devices"][0]["percent"] if line is not None][-2:]
+            return [line for line in page["devices"][0]["percent"] if line is not None][-2:] == [87, 87]
 
         await until(over_time, what="two seconds of it")
         assert (await acme.api("use", {"job": "busy", "replica": 1}))["code"] == "invalid-argument"
