@@ -248,7 +248,7 @@ class Joiner:
         while True:
             try:
                 page = await read_page(self._read, self._job, replica, attempt, "order", offset)
-            except ClientError:  # the order is not known, and the output itself may be
+            except ClientError:  # its driver keeps no record of the order
                 return
             rest += page.text.encode() if page.data is None else page.data
             whole = len(rest) // ORDER_NUMBER_BYTES * ORDER_NUMBER_BYTES

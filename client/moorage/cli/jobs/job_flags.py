@@ -145,7 +145,11 @@ class JobFlags:
     ] = None
     driver_config: Annotated[
         str | None,
-        Parameter(help='Settings for drivers as JSON, an object for each driver: {"docker": {…}}.', value="JSON"),
+        Parameter(
+            help='Settings for drivers as JSON, an object for each driver: {"docker": {…}}.',
+            names=("--driver-config", "--driver-config-json"),
+            value="JSON",
+        ),
     ] = None
     image: Annotated[str | None, Parameter(help="Image of the container or the virtual machine.", value="IMAGE")] = None
     time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
@@ -310,9 +314,9 @@ async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> 
 def needs_argv(driver: str | None) -> bool:
     """Return whether a job of this driver is known to need a command. For a driver that is not known here, its worker
     decides."""
-    from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, UP_TO_0_2
+    from moorage.schemas.capabilities import DRIVER_DEFAULT, KNOWN, UNKNOWN
 
-    return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
+    return KNOWN.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
 
 
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:

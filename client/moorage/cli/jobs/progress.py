@@ -144,6 +144,9 @@ class Progress:
         if piece.ports:
             self._note(f"{of}ports: {ports_words(piece.ports)}")
             return
+        if piece.note.startswith("warning["):
+            self._note(f"{of}{piece.note}")
+            return
         head = piece.note.split(": ")[0]
         if not self._quiet and (self._rewrites or head != self._noted):
             self._noted = head
