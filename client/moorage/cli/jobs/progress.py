@@ -21,7 +21,7 @@ from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
-    from moorage.client.follow.output import Piece
+    from moorage.client.output import Piece
     from moorage.schemas.frames import Event
 
 
