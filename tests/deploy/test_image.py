@@ -47,6 +47,18 @@ def run(*command: str | Path, **env: str) -> str:
     return done.stdout
 
 
+def _bring_wheels(context: Path) -> None:
+    """Put beside the wheel those of all that it needs on Debian 13's Python: the build has no network."""
+    into = ("--quiet", "-c", str(context / "constraints.txt"))
+    platforms = [*(f"manylinux_2_{minor}" for minor in range(5, 41)), "manylinux1", "manylinux2010", "manylinux2014"]
+    target = ("--python-version=3.13", "--only-binary=:all:", *(f"--platform={each}_x86_64" for each in platforms))
+    pip, dist = (sys.executable, "-m", "pip"), context / "dist"
+    run(*pip, "wheel", *into, "--no-deps", "--wheel-dir", dist, "nkeys")  # the index has only its sources
+    [wheel] = dist.glob("moorage-*-manylinux*.whl")
+    wanted = f"{wheel}[server,metrics,kubernetes]"
+    run(*pip, "download", *into, *target, "--find-links", dist, "--dest", dist, wanted)
+
+
 @pytest.fixture(scope="module")
 def image(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Built as the Dockerfile says, with the wheels of all that it needs beside its own: no network."""
@@ -55,18 +67,12 @@ def image(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     context, tag = tmp_path_factory.mktemp("context"), f"moorage:test-{secrets.token_hex(4)}"
     shutil.copy(ROOT / "constraints.txt", context)
     shutil.copytree(published, context / "dist")
-    [wheel] = (context / "dist").glob("*-manylinux*.whl")
-    platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
-    run(
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", context / "dist", "--python-version=3.13"),
-        *("--only-binary=:all:", *platforms, "-c", context / "constraints.txt"),
-        f"{wheel}[server,metrics,kubernetes]",
-    )
+    _bring_wheels(context)
     base = f"{tag}-base"
     run("docker", "import", parts() / "python.tar", base)
     try:
         run(
-            *("docker", "build", "--quiet", "--file", DEPLOY / "Dockerfile", "--tag", tag, "--network=none"),
+            *("docker", "build", "--quiet", "--file", str(DEPLOY / "Dockerfile"), "--tag", tag, "--network=none"),
             *("--build-arg", f"PYTHON={base}", "--build-arg", "PIP_NO_INDEX=1", context),
         )
         yield tag
@@ -113,8 +119,8 @@ class Fleet:
         self.ports = ports
 
     def compose(self, *words: str) -> str:
-        command = (parts() / "docker-compose", "--project-name", self._project, "-f", DEPLOY / "compose.yml", *words)
-        return run(*command, **self._env)
+        composition = ("--project-name", self._project, "--file", str(DEPLOY / "compose.yml"))
+        return run(parts() / "docker-compose", *composition, *words, **self._env)
 
     def moorage(self, service: str, *words: str) -> str:
         return self.compose("run", "--rm", "--no-TTY", service, *words)
