@@ -75,7 +75,7 @@ def test_the_sdist_installs_where_there_is_no_compiler(published: Path, tmp_path
 
 def test_from_a_clone_to_a_fleet_on_the_screen_by_the_readmes_two_commands(tmp_path: Path) -> None:
     """With an empty home. The README says how long it took."""
-    install, up = [block.body for block in page(ROOT / "README.md").blocks if block.language == "sh"][:2]
+    install, up = [block.body for block in page(ROOT / "README.md").blocks if block.kind == "sh"][:2]
     begins = time.monotonic()
     cloned = subprocess.run(
         ["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], capture_output=True, text=True, check=False
