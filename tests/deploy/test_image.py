@@ -56,7 +56,8 @@ def _bring_wheels(context: Path) -> None:
     run(*pip, "wheel", *into, "--no-deps", "--wheel-dir", dist, "nkeys")  # the index has only its sources
     [wheel] = dist.glob("moorage-*-manylinux*.whl")
     wanted = f"{wheel}[server,metrics,kubernetes]"
-    run(*pip, "download", *into, *target, "--find-links", dist, "--dest", dist, wanted)
+    beside = f"{dist} {os.environ.get('PIP_FIND_LINKS', '')}"
+    run(*pip, "download", *into, *target, "--dest", dist, wanted, PIP_FIND_LINKS=beside)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,8 @@ def image(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     try:
         run(
             *("docker", "build", "--quiet", "--file", str(DEPLOY / "Dockerfile"), "--tag", tag, "--network=none"),
-            *("--build-arg", f"PYTHON={base}", "--build-arg", "PIP_NO_INDEX=1", context),
+            *("--build-arg", f"PYTHON={base}", "--build-arg", "PIP_NO_INDEX=1"),
+            *("--build-arg", "PIP_FIND_LINKS=/dist", str(context)),
         )
         yield tag
         run("docker", "image", "rm", tag)
