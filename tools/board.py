@@ -124,7 +124,6 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "short",
             {
                 'sum by (state) (moorage_gpus{state=~"sick|foreign|lost"})': "GPUs, {{state}}",
-                "moorage_gpus_lent_twice": "GPUs lent twice",
                 "sum by (what) (moorage_failures)": "failures, {{what}}",
                 "moorage_request_queue_bytes / moorage_request_queue_bytes_max": "durable queue, filled",
             },
