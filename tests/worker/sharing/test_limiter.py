@@ -171,7 +171,7 @@ def test_what_nvml_says_counts_in_the_place_of_a_guess(tmp_path: Path) -> None:
         job.segment.tell_others(0, 50)
         assert job.said("alloc=351", "alloc=350") == ["2", "0"], "what a process without a slot holds counts too"
         tell(job, {process.pid: 0})
-        assert job.said("info") == ["850 of 1000"], "no less than what it counts itself, and nothing that was freed"
+        assert job.said("info") == ["550 of 1000"], "no less than what it counts itself, and nothing that was freed"
 
 
 @pytest.mark.slow

@@ -312,6 +312,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"
+    log_format: Annotated[
+        Literal["text", "json"], setting("How an entry of the log is written; json: one object a line.")
+    ] = "text"
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

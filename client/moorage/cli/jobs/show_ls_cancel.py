@@ -97,14 +97,14 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
     import asyncio
 
     from moorage.client.errors import ClientError
-    from moorage.client.follow.output import STREAMS, newest_attempts, read_page
+    from moorage.client.output import STREAMS, newest_attempts, read_page
     from moorage.schemas.frames import StreamName
 
     found: dict[str, int | None] = {}
 
     async def ask(replica: int, attempt: int | None, stream: StreamName) -> None:
         with contextlib.suppress(ClientError):
-            page = await read_page(client._wire, job, replica, attempt, stream, -1, 1)
+            page = await read_page(client._wire.read, job, replica, attempt, stream, -1, 1)
             if page.truncated:
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 
@@ -338,11 +338,6 @@ _TYPED: Final = (
 )
 
 
-def _for(data: dict[str, Any]) -> str:
-    """Return how long a cancel of an unknown job is remembered; a leader of the release before does not say."""
-    return f" for {age(data['remembered_s'] * 1000)}" if "remembered_s" in data else ""
-
-
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
@@ -363,7 +358,8 @@ def cancel(
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
-                tell(f"{name}\tno such job; the scheduler remembers this cancel{_for(answer.data)}")
+                remembered = age(answer.data["remembered_s"] * 1000)
+                tell(f"{name}\tno such job; the scheduler remembers this cancel for {remembered}")
                 say(_TYPED.format(name=name))
             elif was in TERMINAL:
                 tell(f"{name}\tunchanged, the job had ended before: {was}")

@@ -32,6 +32,7 @@ from moorage.worker.session.member_messages import Event, HealthChanged, Log, Me
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleJobs, UnusedJobs
+from moorage.worker.sharing.limiter.escapes import Escapes
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.usage_meter import UsageMeter
 
@@ -75,6 +76,7 @@ class Reporter:
             UsageMeter(held, drivers).read,
             IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
             UnusedJobs(held, settings.freezes_after_s, self._wakes).read,
+            Escapes(held, drivers, lambda driver, mode: guard.levels(driver)[mode].memory).read,
         ]
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
@@ -167,6 +169,10 @@ class Reporter:
             resizes["mps"] = NEXT_ATTEMPT  # a client keeps the variables that it started with
         levels = {mode: level for mode, level in self.guard.levels(driver).items() if mode in offered}
         return replace(can, enforced=levels, resizes=resizes)
+
+    def limits_memory(self, driver: Driver) -> bool:
+        """Return whether this host ends a job of the driver that takes more memory than it asked for."""
+        return self._said(driver, driver.can, driver.capabilities).memory_limit
 
     def _wakes(self, member: Member) -> bool:
         driver = self.drivers[member.driver]
@@ -283,6 +289,7 @@ class Reporter:
             health=health,
             foreign=foreign,
             detail=detail,
+            warning=self.watch.warning(state.slot, reading),
         )
 
 

@@ -19,6 +19,7 @@ from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.system.collector import leave_what_stays
+from moorage.system.notify import managed
 from moorage.system.simulated_hosts import SimulatedHost, named_hosts
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.changed_devices import devices_changed
@@ -210,26 +211,28 @@ async def run(
 
     Raises the error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
     """
-    again = True
-    while again:
-        again = False
-        worker = await start(settings, target, file)
-        changes = []
-        if len(worker.agents) == 1:
-            worker.agents[0].on_given_up = worker.host.give_up
-            if not worker.agents[0].inventory.simulated:
-                changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
-        leave_what_stays()
-        try:
-            await worker.host.serve(stop, *changes)
-            for change in (each for each in changes if each.done()):
-                change.result()  # raises if the task failed
-                again = not stop.is_set()
-        finally:
-            for change in changes:
-                change.cancel()
-            await asyncio.gather(*changes, return_exceptions=True)
-            await worker.stop()
+    async with managed(started := asyncio.Event()):
+        again = True
+        while again:
+            again = False
+            worker = await start(settings, target, file)
+            started.set()
+            changes = []
+            if len(worker.agents) == 1:
+                worker.agents[0].on_given_up = worker.host.give_up
+                if not worker.agents[0].inventory.simulated:
+                    changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
+            leave_what_stays()
+            try:
+                await worker.host.serve(stop, *changes)
+                for change in (each for each in changes if each.done()):
+                    change.result()  # raises if the task failed
+                    again = not stop.is_set()
+            finally:
+                for change in changes:
+                    change.cancel()
+                await asyncio.gather(*changes, return_exceptions=True)
+                await worker.stop()
 
 
 @contextlib.contextmanager
@@ -351,7 +354,7 @@ def _agent(
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
         with used_as_state(settings.state_dir):
-            machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
+            machine = folder_machine(facts.machine, settings.state_dir)
             journal = Journal(path)
         facts = dataclasses.replace(facts, machine=machine)
     if journal.torn_bytes:

@@ -410,7 +410,6 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
         "ledger": engine.state.seq,
         "workers": workers,
         **({"next": workers[-1]["worker"]} if more else {}),
-        **({"lent_twice": twice} if (twice := View(engine).lent_twice()) else {}),
         "queued": View(engine).queued(),
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),
@@ -500,13 +499,15 @@ def worker_state(worker: Worker, host: Host | None) -> str:
 
 
 def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
-    """Return the devices that are not given out, by slot, with the problem and its detail.
+    """Return the devices that are not given out, or whose worker warns of something, with the problem and its detail.
 
     `recorded` is true for what the ledger has, false for what the last load frame reported. Despite its name,
     `since_ms` is for how many ms a worker has reported the device as unhealthy; other problems have none.
     """
     pool = worker.hello.get("gpu_pool", ())
     rows: dict[int, dict[str, Any]] = {}
+    for slot, (kind, detail) in host.warnings.items() if host is not None else ():
+        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
     for slot, (kind, detail) in host.troubles.items() if host is not None else ():
         rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
     for slot in slots_of(worker.quarantined):

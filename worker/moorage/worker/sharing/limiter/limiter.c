@@ -1275,23 +1275,25 @@ LOAD(cuLibraryLoadFromFile, file_bytes(name), (void **library, const char *name,
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* The part of a device in place of the device: never more than there is, and never less than nothing. */
-static void tell(int device, uint64_t *total, uint64_t *free_bytes, uint64_t *used) {
+/* The part of a device in place of the device: never more than there is, and never less than nothing. Who asks the driver
+   has a context: it is taken off what is free even before it counts, so that what is told can be taken. */
+static void tell(int device, bool has_context, uint64_t *total, uint64_t *free_bytes, uint64_t *used) {
     uint64_t asking, limit = device < 0 ? 0 : atomic_load(&segment->limit[device]);
     if (!limit) return;
     if (!atomic_exchange(&wiped->swept, 1)) sweep(); /* a new process first gives back what dead ones held */
     settle_all();
     uint64_t held = sum(device, &asking);
+    *used = held;
+    if (has_context && !atomic_load(&wiped->touched[device])) held += atomic_load(&segment->context[device]);
     *total = least(*total, limit);
     *free_bytes = least(*free_bytes, held >= *total ? 0 : *total - held);
-    *used = held;
 }
 
 HOOK CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     CUresult code = REAL(cuMemGetInfo_v2)(free_bytes, total);
     if (code != OK) return code;
     uint64_t all = total ? *total : UINT64_MAX, left = free_bytes ? *free_bytes : UINT64_MAX, used;
-    tell(current(), &all, &left, &used);
+    tell(current(), true, &all, &left, &used);
     if (total) *total = all;
     if (free_bytes) *free_bytes = left;
     return code;
@@ -1301,7 +1303,7 @@ HOOK CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
     CUresult code = REAL(cuMemGetInfo)(free_bytes, total);
     if (code != OK) return code;
     uint64_t all = total ? *total : UINT64_MAX, left = free_bytes ? *free_bytes : UINT64_MAX, used;
-    tell(current(), &all, &left, &used);
+    tell(current(), true, &all, &left, &used);
     if (total) *total = all;
     if (free_bytes) *free_bytes = left;
     return code;
@@ -1312,7 +1314,7 @@ HOOK CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
         CUresult code = REAL(name)(total, ordinal); \
         if (code != OK || !total) return code; \
         uint64_t all = *total, left = 0, used; \
-        tell(index_of(ordinal), &all, &left, &used); \
+        tell(index_of(ordinal), false, &all, &left, &used); \
         *total = all; \
         return code; \
     }
@@ -1344,7 +1346,7 @@ static int index_in_nvml(nvmlDevice_t device) {
         nvmlReturn_t code = UNGATED(name)(device, memory); \
         if (code != OK || !memory) return code; \
         uint64_t total = memory->total, left = memory->free, used = memory->used; \
-        tell(index_in_nvml(device), &total, &left, &used); \
+        tell(index_in_nvml(device), false, &total, &left, &used); \
         memory->total = total; \
         memory->free = left; \
         memory->used = least(used, total); \
