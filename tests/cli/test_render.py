@@ -22,7 +22,7 @@ from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
 from moorage.client.errors import Rejected
-from moorage.client.follow.output import Piece
+from moorage.client.output import Piece
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change, Event
 from moorage.schemas.gpu import model_matches, parse_token

@@ -133,15 +133,15 @@ async def freeze(rig: Rig) -> str:
         slot = await _slot(rig, machine, await rig.leased(job))
         held = (await machine.sample())[slot].memory_used_mib
         loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-        await rig.client.admin.freeze(job.id)
-        await rig.until("the job is frozen", lambda: _state(rig, job.id, "FROZEN"))
+        await rig.client.admin.freeze(job.job)
+        await rig.until("the job is frozen", lambda: _state(rig, job.job, "FROZEN"))
         frozen_s, left = loop.time() - began_s, (await machine.sample())[slot].memory_used_mib
         began_s = loop.time()
-        await rig.client.admin.resume(job.id)
-        await rig.until("the job runs again", lambda: _state(rig, job.id, "RUNNING"))
+        await rig.client.admin.resume(job.job)
+        await rig.until("the job runs again", lambda: _state(rig, job.job, "RUNNING"))
         resumed_s = loop.time() - began_s
         os.kill(pid, signal.SIGUSR1)
-        looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.id, file))
+        looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.job, file))
         expect("its memory after it was resumed", looked["same"], True)
         await job.cancel()
         times = f"in {frozen_s:.1f} s, were back in {resumed_s:.1f} s"

@@ -113,7 +113,7 @@ class Rig:
             shown = await job.show()
             return shown if shown.state in TERMINAL else None
 
-        found, _ = await self.until(f"job {job.id} has ended", over, limit_s)
+        found, _ = await self.until(f"job {job.job} has ended", over, limit_s)
         ended: JobInfo = found
         return ended
 

@@ -126,7 +126,7 @@ async def test_memory_that_is_counted_and_not_enforced_is_told_to_who_follows_th
     async with world(nats_url, unique, tmp_path) as w:
         await w.add(driver=Unlimited())
         await w.leader.joined("w1")
-        told: list[tuple[str, str]] = []
+        told: list[tuple[str, bytes]] = []
         asked = await connect(nats_url, "who follows")
         try:
             await asked.subscribe(f"{unique}.log.>", lambda msg: told.append((msg.subject, msg.data)))

@@ -185,7 +185,9 @@ class Agent:
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
-        self.output = OutputReader(self, worker, self.members.session, self.drivers)
+        self.output = OutputReader(
+            self, worker, self.members.session, self.drivers, lambda ask: self.reporter.use.page(ask, self.pool.devices)
+        )
         self.leader = LeaderLink(
             host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch,
             self.claims,

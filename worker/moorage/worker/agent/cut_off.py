@@ -91,7 +91,7 @@ class CutOffWatch:
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()] if drivers else []
         for driver in drivers:
             for pid, owner in driver.members_of(pids).items():
-                if owner in running:
+                if owner is not None and owner in running:
                     found.setdefault(owner, pid)
         return found
 

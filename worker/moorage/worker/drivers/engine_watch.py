@@ -34,7 +34,7 @@ class EngineWatch:
         every_s: float = ASK_EVERY_S,
     ) -> None:
         self._ask = ask
-        self._faults = (*faults, TimeoutError)
+        self._faults: tuple[type[Exception], ...] = (*faults, TimeoutError)
         self._name = name
         self._every_s = every_s
         self._up = asyncio.Event()

@@ -313,6 +313,7 @@ class Sessions:
                 self.fleet.opens(worker.num)  # `refresh` looks at devices alone
             self.fleet.redrawn.add(worker.num)
         host.down = down
+        host.use = {each.fence: each.devices for each in frame.use}
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale

@@ -47,6 +47,7 @@ from moorage.scheduler.core.outputs.outputs import (
 )
 from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated
 from moorage.scheduler.core.queries.usage import as_row, usage_of_story, used_of_job
+from moorage.scheduler.core.queries.use import use_of_job, use_rows
 from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
@@ -245,6 +246,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "why": held_by(job.hold) if job.hold and job.live else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
         **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
+        **({"use": used} if job.held and (used := use_of_job(engine, job)) else {}),
     }
 
 
@@ -315,6 +317,8 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
         data["mode"] = MODE_NAMES[member.mode]
         if (enforced := enforced_on(member.worker.hello, engine.request_of(replica.job))) is not None:
             data["enforced"] = msgspec.to_builtins(enforced)
+        if used := use_rows(engine, member):
+            data["use"] = used
     return data
 
 
