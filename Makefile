@@ -10,7 +10,7 @@ ROOMS  := schemas system bus scheduler worker client testing tests bench tools d
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help test test-slow test-all types lint check demo docs site sim mutants bench release-check clean
+.PHONY: help test test-slow test-all types lint check demo dist docs site sim mutants bench release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -42,6 +42,9 @@ check: test types lint  ## before a commit; CI runs more
 demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the scheduler killed in the middle
 	$(BIN)/moorage demo
 
+dist: $(STAMP)  ## sdist, pure wheel and manylinux wheel, in dist/
+	$(BIN)/python -m tools.dist
+
 docs: $(STAMP)  ## regenerate the reference pages from the code
 	$(BIN)/python -m tools.generate
 
@@ -62,7 +65,9 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: pyt
 release-check: test-all types lint site  ## what a release needs beyond CI: hours on two cores
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
-	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py -k kubernetes
+	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py tests/deploy/test_kubernetes.py -k kubernetes
+	tests/deploy/build
+	$(BIN)/python -m pytest tests/deploy/test_image.py
 	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.workloads.many --cases 10000 --from $$first || exit 1; done
 	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.sim.many --wide --seeds $(SEEDS) --from $(FROM)

@@ -5,6 +5,7 @@ The files of `deploy/` are those of the page.
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import json
 import os
@@ -12,6 +13,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import tomllib
 from pathlib import Path
@@ -61,46 +63,16 @@ def test_the_files_of_deploy_are_those_of_the_page() -> None:
     assert {file.name: file.read_text() for file in files} == shown
 
 
-def instructions(text: str) -> list[tuple[str, str]]:
-    """The instructions of a Dockerfile with their arguments."""
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return [(word, rest) for line in lines for word, _, rest in (line.partition(" "),)]
-
-
-def test_the_image_is_made_of_what_is_there() -> None:
-    """Its stages, what it copies and installs, and the program that it starts."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    lines = instructions((DEPLOY / "Dockerfile").read_text())
-    known = {"FROM", "COPY", "RUN", "ENV", "USER", "ENTRYPOINT", "CMD"}
-    assert lines[0][0] == "FROM"
-    assert {word for word, _ in lines} == known
-    pythons = {line.rpartition(" ")[2] for line in project["project"]["classifiers"] if "Python :: 3" in line}
-    stages: set[str] = set()
-    for word, rest in lines:
-        if word == "FROM":
-            image, _, stage = rest.partition(" AS ")
-            version = re.fullmatch(r"python:([\d.]+)-slim", image)
-            assert version is not None
-            assert version[1] in pythons
-            stages.add(stage)
-        elif word == "COPY" and rest.startswith("--from="):
-            assert rest.split()[0].removeprefix("--from=") in stages
-        elif word in ("ENTRYPOINT", "CMD"):
-            assert [type(each) for each in json.loads(rest)] == [str]
-    ran = " ".join(rest for word, rest in lines if word == "RUN")
-    [extras] = re.findall(r"'/source\[([\w,]+)\]'", ran)
-    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
-    assert json.loads(dict(lines)["ENTRYPOINT"])[0] in project["project"]["scripts"]
-
-
-def test_the_image_is_made_of_all_that_an_installation_needs() -> None:
-    """What is sent to the engine that builds it: nothing but the rooms, and what pyproject.toml names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    sent = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
-    assert sent[0] == "**"
-    rooms = set(project["tool"]["hatch"]["build"]["dev-mode-dirs"])
-    named = {"pyproject.toml", "constraints.txt", project["project"]["readme"], *project["project"]["license-files"]}
-    assert {line[1:] for line in sent if line.startswith("!")} == rooms | named
+def test_the_image_names_a_python_extras_and_a_command_that_there_are() -> None:
+    """tests/deploy/test_image.py builds it, where a base image is."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (DEPLOY / "Dockerfile").read_text()
+    [version] = re.findall(r"^ARG PYTHON=python:([\d.]+)-slim$", text, re.MULTILINE)
+    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    [extras] = re.findall(r'"\$1\[([\w,]+)\]"', text)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    [entry] = re.findall(r'^ENTRYPOINT \["(\w+)"\]$', text, re.MULTILINE)
+    assert entry in project["scripts"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
@@ -116,7 +88,12 @@ def test_systemd_finds_nothing_wrong_with_a_unit(tmp_path: Path, title: str) -> 
 
 
 def test_there_is_a_unit_for_each_service_and_the_user_that_it_names_is_made() -> None:
-    assert UNITS == ["moorage-nats.service", "moorage-scheduler.service", "moorage-worker.service"]
+    assert UNITS == [
+        "moorage-nats.service",
+        "moorage-scheduler.service",
+        "moorage-worker.service",
+        "moorage-metrics.service",
+    ]
     users = {unit(title).get("User") for title in UNITS} - {None}
     text = PAGE.read_text()
     for user in users:
@@ -129,6 +106,23 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
     scheduler, worker = unit("moorage-scheduler.service"), unit("moorage-worker.service")
     # systemd's own default ends the whole group: supervisor and jobs
     assert (worker["KillMode"], worker["Delegate"], worker["Restart"]) == ("process", "yes", "always")
+    assert (scheduler["Type"], worker["Type"]) == ("notify", "notify")
+    manager = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(manager))
+        listening.setblocking(False)
+        await _restarted(scheduler, worker, tmp_path, manager, listening)
+
+
+async def _restarted(
+    scheduler: dict[str, str], worker: dict[str, str], tmp_path: Path, manager: Path, listening: socket.socket
+) -> None:
+    async def told(word: str) -> None:
+        """Until the manager is told this; beats may come before."""
+        async with asyncio.timeout(ANSWER_S):
+            while (heard := (await asyncio.get_running_loop().sock_recv(listening, 64)).decode()) != word:
+                assert heard == "WATCHDOG=1"
+
     async with running(workers=("n01",)) as site:
         here = {"/etc/moorage": str(site.folder), "/var/lib/moorage": str(tmp_path / "state")}
 
@@ -142,17 +136,26 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
         async def service(of: dict[str, str]) -> Lines:
             program, *words = shlex.split(moved(of["ExecStart"]))
             assert program == MOORAGE
-            begun = await start(*words, env=dict(word.split("=", 1) for word in moved(of["Environment"]).split()))
+            env = dict(word.split("=", 1) for word in moved(of["Environment"]).split())
+            watchdog = {"NOTIFY_SOCKET": str(manager), "WATCHDOG_USEC": str(int(of["WatchdogSec"]) * 1_000_000)}
+            json_log = {"MOORAGE_SCHEDULER_LOG_FORMAT": "json"}
+            begun = await start(*words, env={**env, **watchdog, **json_log})
             lines = Lines(begun.stderr)
             pids.append(begun.pid)
             return lines
 
         pids: list[int] = []
-        await (await service(scheduler)).until("leading epoch 1")
+        leads = await service(scheduler)
+        await leads.until("leading epoch 1")
+        await told("READY=1")
+        entries = [json.loads(line) for line in leads.text.rpartition("\n")[0].splitlines()]
+        assert {entry["level"] for entry in entries} == {"INFO"}
+        assert "log_format = json" in entries[0]["message"]
         first = await service(worker)
         await first.until("joined as n01")
+        await told("READY=1")
         async with AsyncClient(site.context("submitter.acme"), tenant="acme", timeout=ANSWER_S) as acme:
-            job = await acme.submit(["sleep", "600"], key="kept")
+            job = await acme.submit(["sleep", "600"], job="kept")
 
             async def runs() -> bool:
                 return bool((await job.show()).state == "RUNNING")
@@ -160,6 +163,7 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
             await until(runs, ANSWER_S, "it runs")
             before = (await job.show()).rev
             os.kill(pids[-1], signal.SIGTERM)  # as KillMode=process does: the agent and nobody else
+            await told("STOPPING=1")
             await (await service(worker)).until("joined as n01")
             assert (await job.show()).rev == before
             await job.cancel("over")

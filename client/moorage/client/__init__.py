@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.answers import (
+        Audit,
+        Cancelled,
+        Drift,
         Explanation,
         Fits,
         FleetInfo,
         JobInfo,
         JobList,
         JobRow,
-        Plan,
         ReplicaInfo,
         WorkerInfo,
     )
@@ -39,30 +41,34 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
-    from moorage.client.follow.output import Piece
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
     from moorage.client.job import Job
     from moorage.client.lease import Lease
+    from moorage.client.output import Piece
     from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step, Submitted
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
+    from moorage.schemas.plan import Plan
 
 __all__ = [
     "Accepted",
     "AskedBack",
     "AsyncClient",
+    "Audit",
     "BadContext",
     "BatchRejected",
+    "Cancelled",
     "Change",
     "Claimed",
     "Client",
     "ClientError",
     "Conflict",
+    "Drift",
     "Ended",
     "Ending",
     "Event",
@@ -112,13 +118,15 @@ __all__ = [
 
 _HOME: Final = {
     "moorage.client.answers": (
+        "Audit",
+        "Cancelled",
+        "Drift",
         "Explanation",
         "Fits",
         "FleetInfo",
         "JobInfo",
         "JobList",
         "JobRow",
-        "Plan",
         "ReplicaInfo",
         "WorkerInfo",
     ),
@@ -141,7 +149,7 @@ _HOME: Final = {
         "Unreachable",
     ),
     "moorage.client.handlers": ("Progress",),
-    "moorage.client.follow.output": ("Piece",),
+    "moorage.client.output": ("Piece",),
     "moorage.client.follow.story": ("Result",),
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),
@@ -162,6 +170,7 @@ _HOME: Final = {
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
+    "moorage.schemas.plan": ("Plan",),
     "moorage.bus.lend.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}

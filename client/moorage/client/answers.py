@@ -1,6 +1,6 @@
-"""What the scheduler answers to `show`, `ls`, `explain`, `plan` and `fleet`, as structs.
+"""What the scheduler answers to `show`, `ls`, `explain`, `fleet`, `audit` and `cancel`, as structs.
 
-Each has in `data` the whole answer as on the wire, with what no field here names.
+The first four have in `data` the whole answer as on the wire, with what no field here names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Hold
@@ -109,32 +108,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen to a request. `starts` is `now`, `later`, `unknown`, `never`, `refused`, or `none`.
-
-    `ledger` is what the plan is based on: the `if_seq` of a submit that holds only as long. `replicas_now` of
-    `replicas` would start now, at `places`. `in_ms` is when it starts later, on the worker `on`. `waiting` says
-    why it waits, `problem` why it is refused. `preempts` are the jobs that would be ended for it, `starting`
-    waiting jobs that the assumed changes would let start, and `empty`, by drained worker, after how many ms it
-    holds nothing.
-    """
-
-    starts: str
-    ledger: int
-    in_ms: dict[str, int] | None = None
-    on: str = ""
-    places: list[dict[str, Any]] = []
-    replicas_now: int = 0
-    replicas: int = 0
-    warnings: list[str] = []
-    preempts: dict[str, Any] | None = None
-    starting: dict[str, Any] | None = None
-    empty: dict[str, int | None] | None = None
-    waiting: dict[str, Any] | None = None
-    problem: Problem | None = None
-    data: dict[str, Any] = {}
-
-
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. `state` is `up`, `not-heard`, `stale`, `lost`, `left`, `claimed-locally`, or the `flag` that an
     operator set. `cells` has a character for each GPU, as `moorage fleet` prints it. `members` counts the attempts
@@ -184,7 +157,49 @@ class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-T = TypeVar("T", JobInfo, JobList, Explanation, Plan, FleetInfo)
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference that an audit found. `kind` is one of those that `moorage audit` explains, `member` the attempt or
+    the device. Of a device there is also its uuid (`gpu`), its `slot`, and the process that uses it: its `pid`, its
+    `name`, and its memory in MiB."""
+
+    worker: str
+    kind: str
+    member: str = ""
+    gpu: str = ""
+    slot: int = -1
+    pid: int = 0
+    name: str = ""
+    memory_mib: int = 0
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger and the workers say of one another. `drift` is empty if they agree; `left_out` further
+    differences on devices are not in it. `workers`, `members` and `leases` (GPUs) were compared. `looked` workers have
+    checked their devices, those in `not_looked` have not."""
+
+    drift: list[Drift] = []
+    workers: int = 0
+    members: int = 0
+    leases: int = 0
+    looked: int = 0
+    not_looked: list[str] = []
+    left_out: int = 0
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a cancel: whether the job is `cancelled` by it, and the state that it `was` in.
+
+    `cancelled` is false if the job had ended or was being cancelled. `was` is UNKNOWN for an id that is not known: the
+    cancel is remembered for `remembered_s` seconds, and a later submit with that id is cancelled at once.
+    """
+
+    job: str
+    cancelled: bool
+    was: str
+    remembered_s: float = 0.0
+
+
+T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)
 
 
 def told(kind: type[T], data: Mapping[str, Any]) -> T:

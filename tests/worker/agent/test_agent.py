@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from moorage.bus.connection import connect
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.frames import End, Place, RollCall, Start
+from moorage.schemas.frames import End, Output, Place, RollCall, Start
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
-from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.agent import MEMORY_COUNTED, Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import Journal, MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
@@ -112,6 +112,33 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         ]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
+
+
+class Unlimited(NoopDriver):
+    """A driver whose host has no memory controller."""
+
+    capabilities = replace(NoopDriver.capabilities, memory_limit=False)
+
+
+async def test_memory_that_is_counted_and_not_enforced_is_told_to_who_follows_the_job(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(driver=Unlimited())
+        await w.leader.joined("w1")
+        told: list[tuple[str, bytes]] = []
+        asked = await connect(nats_url, "who follows")
+        try:
+            await asked.subscribe(f"{unique}.log.>", lambda msg: told.append((msg.subject, msg.data)))
+            asking = body(resources={"memory_mib": 64})
+            for job, request in (("asks-not", body(resources={"cpu_milli": 100})), ("asks", asking)):
+                await w.leader.want("w1", place(name_of(job), request, ()))
+                await w.leader.heard("w1", "freed", name_of(job))
+            await until(lambda: told, what="the note about the second job, behind all about the first")
+            notes = {at: msgspec.json.decode(data, type=Output).note for at, data in told if b"note" in data}
+        finally:
+            await asked.close()
+        assert notes == {f"{unique}.log.acme.asks.0": MEMORY_COUNTED}
 
 
 async def test_a_timer_whose_reason_is_over_takes_no_turn(nats_url: str, unique: str, tmp_path: Path) -> None:
@@ -462,17 +489,12 @@ async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know
         assert "started" not in seat.kinds(name_of("f"))
 
 
-async def test_a_lease_is_of_the_devices_that_the_request_names(nats_url: str, unique: str, tmp_path: Path) -> None:
-    """A scheduler of a release before 0.3 does not read them; and what does not support GPUs refuses them."""
-    config = {"noop": {"gpu_device_ids": ["2"]}, "docker": 5}
+async def test_what_a_request_says_to_its_driver_is_checked_by_the_worker(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add()
         await w.leader.joined("w1")
-        wrong, right = body(driver_config=config), body("hang", driver_config=config)
-        await w.leader.want("w1", place(name_of("wrong"), wrong, (1,)), place(name_of("right"), right, (2,)))
-        refused = await w.leader.heard("w1", "refused", name_of("wrong"))
-        assert refused.detail == "not-here: the job was placed on other devices than its request names"
-        await w.leader.heard("w1", "started", name_of("right"))
         shape = body(driver_config={"noop": {"gpu_device_ids": ["0", "0"]}}, gpu={"count": 2})
         typo = body(driver_config={"noop": {"typo": 1}})
         no_gpus = agent.drivers["noop"]

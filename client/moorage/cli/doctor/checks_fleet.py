@@ -18,6 +18,15 @@ from moorage.schemas.units import many
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
+#: what to do about a device, by the kind of its fault
+DEVICE_FIXES: Final = {
+    "fabric": "start nvidia-fabricmanager on the host; the GPU is open again once its fabric is ready",
+    "cdi": "run the command that the line names as root on the host; the worker sees the new spec within seconds",
+    "cut-off": "run the job again: moorage admin requeue JOB; to prevent it, have the engine use CDI, or the"
+    " cgroup driver cgroupfs",
+    "foreign": "end the process that is named, or lend the GPU to it: moorage admin audit",
+    "quarantined": "moorage admin release --worker WORKER --gpu N, once the GPU is surely free",
+}
 #: workers that a line names
 NAMES_MAX: Final = 3
 #: the part of its bytes at which the durable queue is nearly full
@@ -208,8 +217,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield _workers(fleet["workers"])
     yield from _what_lacks(fleet["workers"])
     yield from _device_fences(fleet["workers"])
-    if (twice := fleet.get("lent_twice")) is not None:
-        yield lent_twice(twice)
+    yield from _devices(fleet["workers"])
 
 
 def _copies(wanted: int, lacking: list[str], seen_ms_ago: int | None) -> Check:
@@ -249,8 +257,8 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
     leader = next((row for row in rows if row.get("leads")), None)
     if leader is None or len(rows) < 2:
         return None
-    ours = leader.get("settings")
-    if ours is None or all(row.get("settings") in (ours, None) for row in rows):
+    ours = leader.get("settings", {})
+    if all(row.get("settings", {}) == ours for row in rows):
         return Check(
             "schedulers",
             "ok",
@@ -258,8 +266,8 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
         )
     told = []
     for row in rows:
-        theirs = row.get("settings")
-        if theirs is not None and theirs != ours:
+        theirs = row.get("settings", {})
+        if theirs != ours:
             names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
             told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
     found = f"scheduler {leader['scheduler']} leads; these standbys have other settings: {', '.join(told[:NAMES_MAX])}"
@@ -311,23 +319,6 @@ def contained_failures(contained: dict[str, Any]) -> Check:
         "report the tracebacks in the scheduler's log as a defect of moorage; moorage dlq list shows the "
         "refused requests",
     )
-
-
-def lent_twice(rows: list[dict[str, str]]) -> Check:
-    """Return the warning about GPUs that two workers lend, each to its own jobs; `rows` has at least one.
-
-    Schedulers refuse the second worker, unless both joined under a release that did not check this.
-    """
-    pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
-    first = rows[0]
-    more = f"; the same holds for GPUs of {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
-    both = f"workers {first['worker']} and {first['other']}"
-    found = f"{both} both offer the GPU {first['uuid']}, so it gets jobs of both{more}"
-    fix = (
-        f"restart the agent that should not offer the GPU, for example {first['other']}: the scheduler then "
-        "refuses that agent, whose log says why"
-    )
-    return Check("lent-twice", "warn", found, fix)
 
 
 def _workers(rows: list[dict[str, Any]]) -> Check:
@@ -393,6 +384,18 @@ def _device_fences(rows: list[dict[str, Any]]) -> Iterator[Check]:
         ]
         if names:
             yield Check("device-fence", "ok", f"on {many(len(names), 'worker')} {words}{_named('', names)}")
+
+
+def _devices(rows: list[dict[str, Any]]) -> Iterator[Check]:
+    """Tell which GPUs get no jobs because of a fault, and of which a worker warns, by kind of fault."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        for trouble in row.get("troubles", ()) if row["state"] not in _AWAY else ():
+            found.setdefault(trouble["kind"], []).append((row["worker"], trouble["detail"]))
+    for kind, told in sorted(found.items()):
+        what = f"{kind} on {many(len(told), 'GPU')}{_named('', sorted({worker for worker, _ in told}))}"
+        fix = DEVICE_FIXES.get(kind, "moorage fleet has a line for each; docs/how-to/look-after-a-failing-gpu.md")
+        yield Check("devices", "warn", f"{what}: {told[0][1]}".rstrip(": "), fix)
 
 
 def _named(state: str, names: list[str]) -> str:

@@ -69,7 +69,7 @@ def submit(
             request = request_of(flags, command)
 
             async def one(client: AsyncClient) -> int | None:
-                chosen = await offered(client._planned, flags, command, request)
+                chosen = await offered(client.plan, flags, command, request)
                 say_stdin()
                 return await _one(client, await with_files(client, flags, chosen), options)
 
@@ -120,7 +120,7 @@ async def _one(client: AsyncClient, request: Request, options: RowOptions) -> in
         job = await client.submit(request)
         assert job.accepted is not None
         if not options.shown(job.accepted, [job.accepted]):
-            tell(job.id)
+            tell(job.job)
             say_accepted(job, request)
 
     return await detachable(ask(), lambda: say_interrupted([request.job]))
@@ -140,7 +140,7 @@ async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: Ro
     for at, job in enumerate(jobs):
         if job is not None:
             if not options.shown(job.accepted, [job.accepted]):
-                tell(job.id)
+                tell(job.job)
             continue
         if options.json:
             emit(problems[at])

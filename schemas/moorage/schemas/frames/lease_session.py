@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from moorage.schemas.frames.fleet import Hello
+from moorage.schemas.frames.use import AttemptUse
 from moorage.schemas.frames.version import VERSION
 
 #: how the detail of a `refused` fact begins where the worker's own rules forbid the job
@@ -216,6 +217,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     - `reign` is the highest that the worker has heard of.
     - `resized` are those of `held` whose part of their devices an operator has changed.
     - `down` is the complete list of drivers whose engine does not answer.
+    - `use` is what those of `held` that run use of their devices, by the newest reading.
     """
 
     session: str
@@ -231,6 +233,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     reign: int = 0
     resized: list[Resized] = []
     down: list[DriverDown] = []
+    use: list[AttemptUse] = []
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
@@ -293,7 +296,6 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `body` is the request, in JSON for a worker that joined in JSON, and else as it came, JSON or msgpack.
     - `ends_in_s` is the time from this frame to the job's deadline. The leader ends the job then. If the request names
       a checkpoint signal, the worker sends it before.
-    - `folder`: the attempt has a folder of its own (feature level 2 of the ledger).
     - `resized` is the number of the operator's order that gave the job the part in `body`; 0: it is the request's own.
     - `guest`: frozen members have these slots. The worker refuses if one of those is not frozen, or has a guest
       already.
@@ -310,7 +312,6 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     body: bytes
     traceparent: str = ""
     ends_in_s: float | None = None
-    folder: bool = False
     resized: int = 0
     guest: bool = False
 

@@ -13,7 +13,7 @@ from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import reasons
 from moorage.schemas.capabilities import level_number, mode_enforced, takes_guests
 from moorage.schemas.driver_config import takes_ids
-from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames import OTHERS, DeviceUse
 from moorage.schemas.frames.fleet import slots_named
 from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
 from moorage.schemas.memo import Memo
@@ -142,7 +142,7 @@ def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
 
     If NVLink links all slots or none, the NUMA nodes take the place of its sets. A reported link counts in both
-    directions; the hello of an older worker reports none.
+    directions.
     """
     slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
     linked = [1 << slot for slot in range(len(pool))]
@@ -223,7 +223,7 @@ class HostClass:
         self.own_user = own_user_of(hello)
         self.memory_limits = memory_limits_of(hello)
         self.levels = levels_of(hello)
-        # a worker of an older release may offer a mode in which its devices take no sharers
+        # a worker may offer a mode in which its devices take no sharers
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
         #: by mode, the slots that allow it: a worker may restrict a device to some modes
         self.takes = {
@@ -378,9 +378,11 @@ class Host:
         "sick",
         "stale",
         "troubles",
+        "use",
         "util_percent",
         "version",
         "waiting",
+        "warnings",
         "worker",
     )
 
@@ -392,7 +394,7 @@ class Host:
         self.memory_mib = self.memory_free = int(hello["memory_mib"])
         lent = hello.get("lent_slots")
         every = (1 << len(cls.devices)) - 1
-        self.lent = every if lent is None else sum(1 << slot for slot in set(lent) if 0 <= slot < 64) & every
+        self.lent = every if lent is None else sum(1 << slot for slot in set(lent))
         self.held = 0  # number of members counted
         self.version = 0  # grows whenever members are counted in or out
         self.labels: dict[str, str] = hello["labels"]
@@ -404,6 +406,7 @@ class Host:
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
         self.sick = 0  # slots whose health is not ok
+        self.warnings: dict[int, tuple[str, str]] = {}  # likewise: (kind, detail) of what closes nothing
         self.troubles: dict[int, tuple[str, str]] = {}  # by slot, from its last load frame: (health or foreign, detail)
         self.waiting = False  # a local claim waits: the host counts as full (H42)
         self.heard = False  # renewed in this term
@@ -413,6 +416,8 @@ class Host:
         self.stale = False  # renewals or load frames are missing: no new jobs here
         #: drivers whose engine does not answer, by its last renewal: (why, for how many seconds)
         self.down: dict[str, tuple[str, int]] = {}
+        #: what attempts use of their devices, by fence, by its last renewal
+        self.use: dict[int, list[DeviceUse]] = {}
         self.bucket = -1
 
     @property

@@ -94,10 +94,6 @@ class View:
         """How long jobs waited for their start in this term, by class."""
         return self._engine.waited.as_data()
 
-    def lent_twice(self) -> list[dict[str, str]]:
-        """Return the GPUs that two workers lend at the same time."""
-        return self._engine.sessions.lending.lent_twice()
-
     def report_of(self, worker_num: int) -> Report | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
         return self._engine.reports.get(worker_num)

@@ -139,11 +139,18 @@ class Inventory(Protocol):
         ...
 
     async def held(self, slot: int) -> dict[int, int]:
-        """Return the MiB of the device that each process uses, by pid, CUDA contexts included.
+        """Return the MiB of the device that each process uses, by pid, CUDA contexts included; asked after this call.
 
         NVIDIA MPS's own processes are left out, and processes that only do graphics if the driver does not report their
         memory. A device that a VM has gives an
         empty dict. Bounded in time. Raises HeldUnknown unless the memory of every compute process is known.
+        """
+        ...
+
+    async def worked(self, slot: int) -> dict[int, int]:
+        """Return the percent of the device's time that each process had of late, by pid; one without an entry had none.
+
+        Bounded in time. Raises HeldUnknown unless the driver reports it for each process.
         """
         ...
 

@@ -101,7 +101,8 @@ class Starter:
         self._limits = limits
         self._mps = mps
         self._entries: Entries | None = None
-        self._info: dict[str, Any] | None = None
+        self.info: dict[str, Any] | None = None
+        """The engine's description of itself when it was last asked; None before the first answer."""
         self._starts = asyncio.Semaphore(STARTS_MAX)
         self._pulls = asyncio.Semaphore(PULLS_MAX)
 
@@ -114,11 +115,11 @@ class Starter:
     async def ask_info(self) -> dict[str, Any] | None:
         """Return the engine's description of itself; None if it does not answer now."""
         try:
-            self._info = await self._host.engine.info()
+            self.info = await self._host.engine.info()
         except (EngineDown, EngineError) as error:
             log.warning("the container engine on %s failed: %s", self._host.engine.socket, error)
             return None
-        return self._info
+        return self.info
 
     async def start(self, member: Member, assignment: Assignment) -> None:
         """Start a container, and return once it runs.
@@ -137,8 +138,7 @@ class Starter:
             user = config["User"] or image.user
             if self._limits is not None and limit is not None:
                 await self._give_limit(self._limits, member, user)
-            if assignment.has_folder:
-                await self._fill_folder(member, assignment, user)
+            await self._fill_folder(member, assignment, user)
             if assignment.ends_in_s is not None:
                 left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
                 assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
@@ -207,7 +207,7 @@ class Starter:
         """
         if assignment.mode != MPS or self._simulated:
             return None
-        info = self._info or await self.ask_info()
+        info = self.info or await self.ask_info()
         if info is None or any(word in each for each in info["SecurityOptions"] for word in _MAPS_USERS):
             why = "the engine maps the containers' users to other users of the host (rootless, or userns-remap)"
             raise CannotStart(None, f"mps: {why if info else 'the container engine does not answer'}")
@@ -253,7 +253,7 @@ class Starter:
 
         Make the folder and the file of secrets, and take the ports, that it names.
         """
-        info = await self.ask_info() if assignment.devices or self._info is None else self._info
+        info = await self.ask_info() if assignment.devices or self.info is None else self.info
         if info is None:
             raise CannotStart(None, "the container engine does not answer")
         specs, folders = None, info.get("CDISpecDirs")
@@ -261,9 +261,7 @@ class Starter:
             # the engine's own folders, which may be others than this host's usual ones
             specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
-            folder = ""
-            if assignment.has_folder:
-                folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
+            folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
             key, published = self._host.key(assignment.name), None
             variables = self.entries.write(key, secrets) if secrets else None
             if wanted := ports_wanted(assignment.request):
