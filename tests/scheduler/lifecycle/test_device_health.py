@@ -188,6 +188,23 @@ def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:
     assert drive.job("j").state == "QUEUED"
 
 
+def test_a_host_that_a_job_may_not_have_whole_is_not_reserved_for_it_though_it_is_free() -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, gpus=2)
+    drive.submit("j", gpu={"count": 2})
+    drive.submit("long", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 3_600})
+    drive.settle()
+    (failed,) = drive.placed_on("j")
+    say(drive, failed, FAILED)
+    drive.settle()
+    say(drive, failed)
+    drive.pass_time(PATIENCE_MS + 10_000)
+    held = drive.engine.planner.verdicts.reservation
+    assert held is not None
+    assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("long")
+
+
 def test_nobody_ends_for_a_job_that_may_not_have_the_device() -> None:
     drive = failed_under(config=Config(preempt_priority=80, preempt_after=60.0), priority=90)
     drive.submit("other", gpu={})

@@ -217,9 +217,10 @@ def test_what_was_freed_for_its_owner_is_not_reserved_for_the_tenant_it_was_take
     drive.pass_time(70_000, step=5_000)
     worker.auto = False
     drive.submit("waits", gpu={"count": 8}, tenant="bor")
+    drive.pass_time(PATIENCE_MS - 10_000)
     drive.submit("owner", gpu={"count": 4}, tenant="own")
-    drive.pass_time(PATIENCE_MS + 5_000)
-    assert held_for(drive) == ("owner", {"w0"})
+    drive.pass_time(15_000)
+    assert held_for(drive) == ("waits", {"w0"})
     ending = next(key for key in worker.held if drive.states(key[1], "bor") == ["ENDING"])
     worker.auto = True
     worker.finish(ending, -15, "end")
