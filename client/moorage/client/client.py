@@ -158,11 +158,13 @@ class AsyncClient:
             fields["files"] = await self.send_files(fields["files"])
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
-        id, request, body = self._requests.prepared(what, gpu, job, fields)
-        story = None if self._wire._following is None else self._wire._following.expect(id)
-        accepted = await self._wire._request(self._wire._submit_subject, body, decode_accepted)
+        return await self._submitted(*self._requests.prepared(what, gpu, job, fields))
+
+    async def _submitted(self, id: str, request: Request, body: bytes) -> Job:
+        story = self._wire._expect(id)
+        accepted = await self._wire._ask("submit", body, decode_accepted)
         self._log_warnings(accepted)
-        return _job_class()(self._wire, accepted.job, accepted, request, story)
+        return _job_class()(self._wire, id, accepted, request, story)
 
     async def submit_handler(
         self,
@@ -183,10 +185,8 @@ class AsyncClient:
 
         fields.setdefault("events", "tenant")
         request = handler_request(name, input, gpu, job, fields)
-        story = self._wire._expect(request.job)
-        accepted = await self._wire._ask("submit", encode(request), decode_accepted)
-        self._log_warnings(accepted)
-        return _job_class()(self._wire, accepted.job, accepted, request, story)
+        assert request.job is not None
+        return await self._submitted(request.job, request, encode(request))
 
     async def run(
         self,
