@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
 
@@ -56,14 +56,6 @@ def _job_class() -> type[Job]:
     from moorage.client.job import Job
 
     return Job
-
-
-@functools.cache
-def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
-    """Return `follow.watch.run`. Cached for the same reason."""
-    from moorage.client.follow.watch import run
-
-    return run
 
 
 def _says_events(what: What) -> bool:
@@ -206,6 +198,8 @@ class AsyncClient:
         set `events`, the client may receive the events of all jobs of the tenant. Raises `JobFailed` unless the job
         SUCCEEDED (its `result` has the output, too), `TimedOut`, and what `submit` raises.
         """
+        from moorage.client.follow.watch import run
+
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
@@ -218,7 +212,7 @@ class AsyncClient:
         async def submit() -> None:
             self._log_warnings(await self._wire._ask("submit", body, decode_accepted))
 
-        return await _run()(stories, id, request, submit, timeout_s)
+        return await run(stories, id, request, submit, timeout_s)
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
