@@ -22,8 +22,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
 from moorage.scheduler.core.rank.gains import gains, gains_by_device
 from moorage.scheduler.core.rank.mix import Mix
-from moorage.scheduler.core.rank.pressure import Pressure
-from moorage.scheduler.core.rank.prices import Prices, gpu_percent
+from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
 from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
 from moorage.scheduler.core.rank.waste import Waste
@@ -77,7 +76,6 @@ class Fragments(Pack):
         self._stamp: tuple[int, ...] = (0,)
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
-        self._pressure: Pressure | None = None
         self._made = 0  # grows with all new tables; stamps may repeat while their tables differ
         self._hosts = 0
         #: the stamp of the tables being made, and the parts that remain; for the mix at the time it began
@@ -94,8 +92,6 @@ class Fragments(Pack):
         if self._is_plain(fleet, shape):
             return super().choose(fleet, shape, avoid, excluded)
         table = self._look(fleet)
-        assert self._pressure is not None
-        self._pressure.decided(1)
         found = self._scores_of(table, shape)
         keys = found.keys
         nowhere = NOWHERE
@@ -187,13 +183,13 @@ class Fragments(Pack):
         if table is None or table.fleet is not fleet:
             table = self._table = HostTable(fleet)
             self._scores.clear()
-            self._prices = self._pressure = None
+            self._prices = None
         else:
             table.look()
         return table
 
     def _stamp_of(self, table: HostTable) -> tuple[int, ...]:
-        """Return what identifies the tables of waste, prices and pressure: the fleet's kinds and size, and the mix."""
+        """Return what identifies the tables of waste and prices: the fleet's kinds and size, and the mix."""
         hosts = len(table) - table.dead
         if abs(hosts - self._hosts) * GREW_PART > self._hosts:
             self._hosts = hosts  # prices are for a fleet of this size
@@ -206,11 +202,9 @@ class Fragments(Pack):
         prices = Prices(table, mix, self._prices)
         yield from prices.settling()
         yield
-        pressure = Pressure(table, mix)
-        yield
         waste = Waste(table, top, AHEAD)
         yield
-        self._prices, self._pressure, self._waste = prices, pressure, waste
+        self._prices, self._waste = prices, waste
         self._stamp = stamp
         self._made += 1
         self._step = STEP_MILLI * waste.weight
@@ -222,8 +216,6 @@ class Fragments(Pack):
         if stamp != self._stamp:
             for _ in self._renewing(table, stamp):
                 pass
-        elif self._pressure is not None and not self._pressure.until_look():
-            self._made += self._pressure.look(table)
         return table
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
@@ -245,7 +237,8 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
+            assert self._prices is not None
+            found.charges = self._prices.charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         rows: Ints | None = None
@@ -261,11 +254,6 @@ class Fragments(Pack):
         self._score(table, found, rows)
 
     # ------------------------------------------------------------------------------------ scoring
-
-    def _charges(self, table: HostTable, shape: Shape) -> Ints:
-        assert self._prices is not None
-        assert self._pressure is not None
-        return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
 
     def _score(self, table: HostTable, found: Scores, rows: Ints | None) -> None:
         """Compute the scores of those rows (or of all) where the shape may fit."""
@@ -316,11 +304,7 @@ class Fragments(Pack):
         if self.mix.version == 0 or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
             return super().again(choice, shape, most)
         table, host, count = self._table, choice.host, shape.count
-        pressure = self._pressure
-        if table is None or pressure is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
-            return []
-        most = min(most, pressure.until_look())
-        if not most:
+        if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
             return []
         found = self._scores_of(self._look(table.fleet), shape)
         row, keys = table.row_of[host.worker.num], found.keys
@@ -348,7 +332,6 @@ class Fragments(Pack):
             if (key, row) > rival:
                 masks = masks[:number]
                 break
-        pressure.decided(len(masks))
         return masks
 
 

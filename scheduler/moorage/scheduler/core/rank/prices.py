@@ -6,9 +6,8 @@ one left over becomes cheaper, until both agree (a tatonnement; the fixed point 
 "which requests go to which hosts so that most GPUs are used"). So CPU beside idle devices has a price where it is
 scarce and none where it is plentiful, and requests without a GPU go where they harm least.
 
-Prices belong to a fleet and a mix, whatever runs there now; the pressure (`pressure.py`) covers what is left at the
-moment. All values are integers, without clock, chance or floats, in units of 1 / `ONE` of an idle GPU: the same mix and
-fleet give the same prices on every machine.
+Prices belong to a fleet and a mix, whatever runs there now. All values are integers, without clock, chance or floats,
+in units of 1 / `ONE` of an idle GPU: the same mix and fleet give the same prices on every machine.
 """
 
 from __future__ import annotations
@@ -202,11 +201,10 @@ class Prices:
         for_all = asked * int(self.stock[0].sum())  # what `cpu` would be if all GPUs and all CPU were asked for
         return 100 * total * for_all // (cpu * counted) if 0 < for_all < cpu * counted else 100 * total
 
-    def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
+    def charges(self, table: HostTable, shape: Shape) -> Ints:
         """Return the cost of a shape on each type of host above the cheapest usable type, in thousandths of a GPU.
 
-        `pressed` is the charge for pressure, by type of host. If nothing is priced, or no type can run the shape, all
-        are 0.
+        If nothing is priced, or no type can run the shape, all are 0.
         """
         runs_on = self._types_for(table, shape)
         if not self.priced or not len(runs_on):
@@ -214,7 +212,7 @@ class Prices:
         # thousandths of a GPU
         worth = np.minimum(np.array([[shape.cpu_milli], [shape.memory_mib]]) * 1000 * self._unit >> 24, 1 << 24)
         cost = gpu_percent(table, shape) * 10 * self._over[0] + (worth * self._over[1:]).sum(0)
-        total = (PRICE_HALVES * cost >> 17).take(self.types) + pressed
+        total = (PRICE_HALVES * cost >> 17).take(self.types)
         total -= np.minimum.reduce(total.take(runs_on))
         above: Ints = np.maximum(0, total)
         return above
