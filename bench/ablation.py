@@ -32,12 +32,12 @@ from bench.placement.openb import CLASSES, Outcome
 from bench.placement.page import AT, FIRST_SEED, OURS, lost_percent, mean_and_error
 from bench.placement.run import TRACES, digest_of
 from bench.placement.run import one as saturated
+from moorage.ranking import fragments
+from moorage.ranking.mix import Mix
+from moorage.ranking.prices import Prices
+from moorage.ranking.table import HostTable, Ints
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.rank import fragments
-from moorage.scheduler.core.rank.mix import Mix
-from moorage.scheduler.core.rank.prices import Prices
-from moorage.scheduler.core.rank.table import HostTable, Ints
 from moorage.scheduler.core.schedule import reserve, runtime
 from moorage.scheduler.core.schedule.reserve import Claims
 from moorage.testing.simulate.openb import pod_lists

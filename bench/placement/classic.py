@@ -16,14 +16,14 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from moorage.ranking.gains import gains, gains_by_device
+from moorage.ranking.mix import Mix, most_frequent
+from moorage.ranking.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
+from moorage.ranking.waste import HUGE, Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU, Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.rank.gains import gains, gains_by_device
-from moorage.scheduler.core.rank.mix import Mix, most_frequent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
-from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
-from moorage.scheduler.core.rank.waste import HUGE, Waste
 
 BEST_SCORE: Final = 100
 #: a fraction of the largest host, in whole numbers

@@ -141,12 +141,12 @@ def test_a_recording_does_not_say_which_code_is_loaded(tmp_path: Path, monkeypat
     assert "mine_to_rank" not in sys.modules
 
 
-def test_a_recording_of_a_ranker_that_moved_out_says_where_it_is(tmp_path: Path) -> None:
+def test_a_recording_of_a_ranker_that_is_not_here_is_not_replayed(tmp_path: Path) -> None:
     path = tmp_path / "leader.rec"
     drive, recorder = Driving(), Recorder(path)
     RecordedEngine(recorder, drive.state, Config(ranker="fgd"), SUBJECTS, drive.engine.leader, drive.now, None)
     recorder.close()
-    with pytest.raises(CannotReplay, match=r"'fgd', which moved out of moorage: it is bench\.placement\.classic:Fgd"):
+    with pytest.raises(CannotReplay, match=r"ranker must be fragments, pack, .* found 'fgd'"):
         list(replay(path))
 
 

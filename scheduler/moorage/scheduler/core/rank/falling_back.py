@@ -1,7 +1,7 @@
 """Runs the configured ranker, and replaces it by the plain one once it has failed.
 
 It fails when it raises, is too slow (`give_up`), or chooses what cannot be. The last is seen only of a ranker of your
-own, whose choices are checked before the ledger has them; those of `rankers.RANKERS` are checked by the tests.
+own, whose choices are checked before the ledger has them; those of `rankers.PLACES` are checked by the tests.
 
 A ranker that raised may have left its tables half written, so it makes no more choices; `ContainedEngine` makes a new
 one after a pause. The plain ranker needs only the fleet.

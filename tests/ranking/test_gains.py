@@ -7,15 +7,15 @@ import random
 import numpy as np
 import pytest
 
+from moorage.ranking.gains import gains, gains_by_device
+from moorage.ranking.table import CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable
+from moorage.ranking.waste import HUGE, Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
-from moorage.scheduler.core.rank.gains import gains, gains_by_device
 from moorage.scheduler.core.rank.ranker import Pack, whole_slots
-from moorage.scheduler.core.rank.table import CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable
-from moorage.scheduler.core.rank.waste import HUGE, Waste
 from moorage.schemas.gpu import GpuSpec, Share, Sharing
-from tests.scheduler.rank.test_rank_fragments import MODELS, add, asked, request, worker
+from tests.ranking.test_fragments import MODELS, add, asked, request, worker
 
 
 def _fleet(chance: random.Random, kinds: list[Shape], mixed: bool) -> Fleet:

@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from moorage.ranking.table import RANKS_MAX, TYPE, HostTable, HostType, Ints
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
-from moorage.scheduler.core.rank.table import RANKS_MAX, TYPE, HostTable, HostType, Ints
 from moorage.schemas.memo import Memo
 
 #: the value of one idle GPU

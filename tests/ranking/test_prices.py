@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from moorage.ranking.prices import ONE, Prices
+from moorage.ranking.table import HostTable
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
-from moorage.scheduler.core.rank.prices import ONE, Prices
-from moorage.scheduler.core.rank.table import HostTable
 from moorage.schemas.gpu import GpuSpec
-from tests.scheduler.rank.test_rank_fragments import add, request, worker
+from tests.ranking.test_fragments import add, request, worker
 
 
 def test_no_gpu_is_dear_where_processors_run_out_first() -> None:

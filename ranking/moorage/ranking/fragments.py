@@ -17,15 +17,15 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from moorage.ranking.gains import gains, gains_by_device
+from moorage.ranking.mix import Mix
+from moorage.ranking.prices import Prices
+from moorage.ranking.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
+from moorage.ranking.waste import Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
-from moorage.scheduler.core.rank.gains import gains, gains_by_device
-from moorage.scheduler.core.rank.mix import Mix
-from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
-from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
-from moorage.scheduler.core.rank.waste import Waste
 
 Keys = npt.NDArray[np.int32 | np.int64]
 
