@@ -23,7 +23,7 @@ from moorage.ranking.waste import HUGE, Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU, Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
+from moorage.scheduler.core.rank.ranker import Choice, Pack
 
 BEST_SCORE: Final = 100
 #: a fraction of the largest host, in whole numbers
@@ -72,14 +72,14 @@ class Classic(Pack):
         host = table.hosts[row]
         assert host is not None
         if shape.mode == NO_GPU:
-            return Choice(host, 0, host.bucket)
-        fit = host.cls.fit(shape)
+            return Choice(host, 0)
         if shape.mode == EXCLUSIVE:
-            mask = whole_slots(host, host.open & fit.mask, fit, shape.count)
-            return Choice(host, mask, host.open.bit_count() - shape.count)
+            slots = host.pick(shape)
+            assert slots is not None, "its row says that it has room"
+            return Choice(host, slots)
         slot = self.slot_of(table, ask, row) if shape.count == 1 else -1
         if slot >= 0 and _takes(host, slot, shape):
-            return Choice(host, 1 << slot, host.open.bit_count())
+            return Choice(host, 1 << slot)
         return super().choose(fleet, shape, avoid, excluded)
 
     def _ask(self, table: HostTable, shape: Shape) -> Ask:

@@ -25,7 +25,7 @@ from moorage.ranking.waste import Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
-from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
+from moorage.scheduler.core.rank.ranker import Choice, Pack
 
 Keys = npt.NDArray[np.int32 | np.int64]
 
@@ -105,11 +105,11 @@ class Fragments(Pack):
         host = table.hosts[row]
         assert host is not None
         if shape.mode == NO_GPU:
-            return Choice(host, 0, host.bucket)
+            return Choice(host, 0)
         if shape.mode == EXCLUSIVE:
-            fit = host.cls.fit(shape)
-            mask = whole_slots(host, host.open & fit.mask, fit, shape.count)
-            return Choice(host, mask, host.open.bit_count() - shape.count)
+            slots = host.pick(shape)
+            assert slots is not None, "its row says that it has room"
+            return Choice(host, slots)
         return self._shared(table, found, row, avoid, excluded)
 
     # --------------------------------------------------------------------------------- keeping up
@@ -286,7 +286,7 @@ class Fragments(Pack):
             slot = int(gains_by_device(table, self._waste, ask, row).argmax())
             device = host.shared.get(slot)
             if host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape):
-                return Choice(host, 1 << slot, host.open.bit_count())
+                return Choice(host, 1 << slot)
         return super().choose(table.fleet, shape, avoid, excluded)
 
     def held_bytes(self) -> int:
@@ -314,12 +314,7 @@ class Fragments(Pack):
         other = int(keys.argmin())
         rival = (int(keys[other]), other)
         keys[row] = own
-        fit = host.cls.fit(shape)
-        free = host.open & fit.mask
-        masks: list[int] = []
-        for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
-            masks.append(whole_slots(host, free, fit, count))
-            free ^= masks[-1]
+        masks = host.pick_more(shape, most)
         cells = np.repeat(table.cells[:, row : row + 1], len(masks), axis=1)
         for number, mask in enumerate(masks[:-1]):
             taken = [ROOM + slot for slot in range(table.width) if mask >> slot & 1]

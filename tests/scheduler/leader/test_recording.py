@@ -11,6 +11,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.fleet.host import HostClass
 from moorage.scheduler.core.ledger import fold
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.operate import orders
@@ -151,11 +152,9 @@ def test_a_recording_of_a_ranker_that_is_not_here_is_not_replayed(tmp_path: Path
 
 
 def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moorage.scheduler.core.rank import ranker as rank
-
     path = tmp_path / "leader.rec"
     recorded(path)
-    monkeypatch.setattr(rank, "best_slots", lambda mask, fit, count: 1 << (mask.bit_length() - 1))
+    monkeypatch.setattr(HostClass, "pick", lambda self, slots, shape: 1 << (slots.bit_length() - 1))
     found = list(replay(path))
     assert any(not one.same for one in found)
 
