@@ -50,7 +50,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.follow.output",
         "moorage.schemas.frames.told",
     ),
-    "Answers": ("moorage.client.answers",),
+    "Answers": ("moorage.client.answers", "moorage.schemas.plan"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),
     ERRORS: ("moorage.client.errors",),

@@ -22,6 +22,7 @@ from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
+from moorage.system.notify import managed
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -318,8 +319,11 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
         raise MoorageError(told) from None
     shown = f"[{host}]" if ":" in host else host
     say(f"metrics at http://{shown}:{server.server_address[1]}/metrics, until Ctrl-C")
+    serving = asyncio.Event()
+    serving.set()
     try:
-        await asyncio.Event().wait()
+        async with managed(serving):
+            await asyncio.Event().wait()
     finally:
         await asyncio.to_thread(server.shutdown)
         server.server_close()

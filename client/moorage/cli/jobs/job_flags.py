@@ -17,7 +17,7 @@ from moorage.schemas.units import many, size_bytes
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.errors import Rejected
-    from moorage.client.planning import Plan
+    from moorage.client.planning import Plans
     from moorage.schemas.job import Request
 
 _MIB: Final = 1024 * 1024
@@ -243,7 +243,7 @@ def choices_of(flags: JobFlags, command: Sequence[str], request: Request) -> lis
     ]
 
 
-async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
+async def offered(plan: Plans, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
     """Return the first of the choices that some worker could run; if none could, see `planning.first_possible`.
 
     `plan` is the client's method of that name. Raises `Rejected`, and what `plan` raises.

@@ -88,6 +88,7 @@ from moorage.worker.session.member_messages import (
 from moorage.worker.session.members import Members
 from moorage.worker.session.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter.control import Control
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.mps.clients import MpsClients
 from moorage.worker.sharing.mps.managed import ManagedMps
@@ -240,6 +241,9 @@ class Agent:
         self._is_open = True
         self.spawn(self.guard.run())
         self.spawn(self.lost.run())
+        limits = [driver.limits for driver in self.drivers.values() if driver.limits is not None]
+        if limits and not self.inventory.simulated:
+            self.spawn(Control(limits, self.inventory).run())
         self.host.wake(self)
 
     async def close(self) -> None:
