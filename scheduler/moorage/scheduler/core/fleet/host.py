@@ -351,6 +351,10 @@ class HostClass:
         each = (self.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1)
         return groups(shape.count, [*beside, *each])
 
+    def rooms_at_most(self, shape: Shape) -> int:
+        """Return a bound of `rooms` for whole devices over all usable hosts, by how many each has free."""
+        return sum(free // shape.count * len(bucket) for free, bucket in enumerate(self.buckets))
+
     def pick(self, slots: int, shape: Shape) -> int | None:
         """Return those of these matching slots that one replica gets; None if they are too few.
 

@@ -168,12 +168,7 @@ class Placing:
         """Return whether a gang may fit, by an upper bound from the free counts: a hopeless gang costs no search."""
         if shape.mode != EXCLUSIVE:
             return True
-        room = sum(
-            free // shape.count * len(bucket)
-            for cls, _ in self._fleet.capable(shape)
-            for free, bucket in enumerate(cls.buckets)
-        )
-        return room >= shape.together
+        return sum(cls.rooms_at_most(shape) for cls, _ in self._fleet.capable(shape)) >= shape.together
 
     def _peers(self, draft: Draft, num: int) -> dict[int, int]:
         """Return the number of replicas of this job by worker number, including those placed in this pass."""
