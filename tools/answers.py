@@ -20,7 +20,6 @@ FLEET: Final[dict[str, str]] = {
     "finished_window_ms": "age of the oldest ended job in memory, ms",
     "keeps": "seconds for which ended jobs and their history are kept, and their bounds",
     "history": "the writer of the history: what waits, was written, refused, dropped",
-    "lent_twice": "GPUs that two workers lend; left out if there are none",
     "feature_level": "feature level of the ledger's records",
     "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether the `plain_ranker` is used"
     " or `safe_mode` holds, the `tenants` and `workers` that wait for it, and the `last` failure with its time",

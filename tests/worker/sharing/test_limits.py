@@ -237,7 +237,7 @@ def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> 
     one = limits(tmp_path)
     request, given, mode = HALF
     request = msgspec.structs.replace(request, run=Run(argv=["x"], driver="docker", image="a", env={}))
-    asked = Assignment(NAME, request, given, mode, has_folder=False)
+    asked = Assignment(NAME, request, given, mode)
     limit = one.of_container(NAME, *asked.part)
     assert limit is not None
     image = Image.of({"Config": {"Env": ["PATH=/bin", "LD_PRELOAD=/image.so"]}})

@@ -310,9 +310,9 @@ async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> 
 def needs_argv(driver: str | None) -> bool:
     """Return whether a job of this driver is known to need a command. For a driver that is not known here, its worker
     decides."""
-    from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, UP_TO_0_2
+    from moorage.schemas.capabilities import DRIVER_DEFAULT, KNOWN, UNKNOWN
 
-    return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
+    return KNOWN.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
 
 
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:

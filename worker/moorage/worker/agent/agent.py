@@ -31,7 +31,7 @@ from moorage.schemas.units import many
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.agent.lost_members import LostMembers
-from moorage.worker.agent.member_claims import MemberClaims, check_named
+from moorage.worker.agent.member_claims import MemberClaims
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.agent.throttled_log import ThrottledLog
 from moorage.worker.devices.device_watch import DeviceWatch
@@ -480,7 +480,6 @@ class Agent:
             if (run.files is not None or run.keep) and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
-            check_named(member, self.devices)
             driver.check_block(member.request)
             driver.read_config(member.request)
             driver.check(member.request.active_alone)
@@ -525,7 +524,7 @@ class Agent:
         for member in command.members:
             try:
                 config = driver.read_config(member.request)
-            except Exception as error:  # an earlier agent accepted it, perhaps with another release of the driver
+            except Exception as error:  # an earlier agent accepted it, with other settings of the driver
                 self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
                 continue
             assignment = Assignment(
@@ -537,7 +536,6 @@ class Agent:
                 member.place.traceparent,
                 None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 config,
-                member.place.folder,
                 self.settings.shows_uuids(devices),
             )
             assignments.append(assignment)

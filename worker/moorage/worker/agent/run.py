@@ -354,7 +354,7 @@ def _agent(
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
         with used_as_state(settings.state_dir):
-            machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
+            machine = folder_machine(facts.machine, settings.state_dir)
             journal = Journal(path)
         facts = dataclasses.replace(facts, machine=machine)
     if journal.torn_bytes:

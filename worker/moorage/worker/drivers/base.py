@@ -85,8 +85,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     With `by_uuid` NVIDIA devices are shown to CUDA by uuid, not by number.
 
-    If `has_folder` is set, the member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd`
-    replaces it. Requests of older ledgers have no folder.
+    The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
 
     name: MemberName
@@ -97,7 +96,6 @@ class Assignment(msgspec.Struct, frozen=True):
     traceparent: str = ""
     ends_in_s: float | None = None
     config: Any = None
-    has_folder: bool = True
     by_uuid: bool = False
 
     @property

@@ -237,7 +237,7 @@ class PodmanDriver(ProcessDriver):
         marks = assignment.environment(
             interface=self._interface, simulated=self._simulated, has_own_mps=self._mps is not None
         )
-        if self._folders is not None and assignment.has_folder:
+        if self._folders is not None:
             self._folders.make(name, run.grace_s, run.keep)
         return StartMember(
             key=self._key(name),
@@ -468,7 +468,7 @@ class PodmanDriver(ProcessDriver):
             config = config_of(
                 assignment, self.own, self._policy, specs, image, published=published,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables, limit=limit,
-                folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
+                folder=self._folders.path(name) if self._folders is not None else "",
                 interface=self._interface, simulated=self._simulated, nodes=self.nodes, mps=mps,
             )  # fmt: skip
         except NoEntry as error:

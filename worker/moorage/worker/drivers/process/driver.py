@@ -487,7 +487,7 @@ class ProcessDriver(Driver):
         name, address = assignment.name, assignment.run.files
         user = None if member.user is None else str(member.user)
         if address is not None:
-            if self._files is None or self._folders is None or not assignment.has_folder:
+            if self._files is None or self._folders is None:
                 raise FilesUnavailable("this worker has no folders for jobs")
             await self._files.bring(name, address, owner_ids(user))
             self._folders.give(name, user)
@@ -617,7 +617,7 @@ class ProcessDriver(Driver):
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
         folder, cwd = "", run.cwd
-        if self._folders is not None and assignment.has_folder:
+        if self._folders is not None:
             folder = self._folders.make(assignment.name, run.grace_s, run.keep)
             if run.files is None:
                 self._folders.give(assignment.name, user)
@@ -695,9 +695,8 @@ def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
         return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":
         is_absent = event.errno == errno.ENOENT and event.stage == "exec"
-        words = [event.stage, event.message]
-        if event.stage in ("exec", "cwd", ENGINE, LACKS) and event.message != os.strerror(event.errno or 0):
-            words = [event.message]  # it names what was not found; an older release sends only the text of errno
+        says_all = event.stage in ("exec", "cwd", ENGINE, LACKS)  # it names what was not found
+        words = [event.message] if says_all else [event.stage, event.message]
         code = CODE_NOT_FOUND if is_absent else CODE_CANNOT_START
         return code, f"{mark or f'{START_FAILED}: '}{': '.join(filter(None, words))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
