@@ -163,6 +163,7 @@ def run(
         if not told:
             ranker.arrived(shape, 1)
         asked += task.gpu_demand_milli
+        ranker.prepare(fleet)
         choice = ranker.choose(fleet, shape, NO_PEERS, NOBODY)
         decisions += 1
         if choice is not None:

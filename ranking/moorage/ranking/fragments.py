@@ -43,6 +43,9 @@ AVOID_BITS: Final = 44
 WORDS_BITS: Final = 28
 #: prices are recomputed when the fleet has grown or shrunk by this part
 GREW_PART: Final = 16
+#: replicas placed between two looks at what is left: one for each `LOOK_HOSTS` hosts, at least `LOOK_MIN`
+LOOK_HOSTS: Final = 8
+LOOK_MIN: Final = 32
 #: a mix is large with this many shapes, or CPU demands, times kinds of devices: its tables are made in parts
 LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
@@ -78,6 +81,7 @@ class Fragments(Pack):
         self._prices: Prices | None = None
         self._made = 0  # grows with all new tables; stamps may repeat while their tables differ
         self._hosts = 0
+        self._decided = 0  # replicas placed since the last look at what is left
         #: the stamp of the tables being made, and the parts that remain; for the mix at the time it began
         self._renewal: tuple[tuple[int, ...], Iterator[None]] | None = None
         self._parts = 0  # parts made since the last choices
@@ -92,6 +96,7 @@ class Fragments(Pack):
         if self._is_plain(fleet, shape):
             return super().choose(fleet, shape, avoid, excluded)
         table = self._look(fleet)
+        self._decided += 1
         found = self._scores_of(table, shape)
         keys = found.keys
         nowhere = NOWHERE
@@ -159,6 +164,8 @@ class Fragments(Pack):
             return True
         table = self._table_of(fleet)
         stamp = self._stamp_of(table)
+        if stamp == self._stamp:
+            self._look_at_what_is_left(table)
         if stamp == self._stamp or not self._is_large(table) or self._parts >= PARTS_MAX:
             self._renewal, self._parts = None, 0  # in one go, if the fleet keeps changing
             return True
@@ -170,6 +177,13 @@ class Fragments(Pack):
         self._renewal, self._parts = None, 0
         self._renewed = True
         return True
+
+    def _look_at_what_is_left(self, table: HostTable) -> None:
+        """Renew the charge for what is left, once enough was placed; between records, so a record has one."""
+        assert self._prices is not None
+        if self._decided >= max(LOOK_MIN, len(table) // LOOK_HOSTS):
+            self._decided = 0
+            self._made += self._prices.look(table)
 
     def _is_large(self, table: HostTable) -> bool:
         shapes = self.mix.all()
@@ -327,6 +341,7 @@ class Fragments(Pack):
             if (key, row) > rival:
                 masks = masks[:number]
                 break
+        self._decided += len(masks)
         return masks
 
 
