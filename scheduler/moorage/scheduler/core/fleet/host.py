@@ -347,9 +347,8 @@ class HostClass:
         if shape.mode <= EXCLUSIVE:
             return slots.bit_count() // shape.count
         if shape.count == 1:
-            return sum(beside) + self.places(slots, shape)
-        each = (self.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1)
-        return groups(shape.count, [*beside, *each])
+            return sum(beside) + self._places(slots, shape)
+        return groups(shape.count, [*beside, *self.places_of(slots, shape).values()])
 
     def rooms_at_most(self, shape: Shape) -> int:
         """Return a bound of `rooms` for whole devices over all usable hosts, by how many each has free."""
@@ -371,10 +370,11 @@ class HostClass:
             return first_of(slots, fit.tiers, count)
         return linked(self.islands, slots, slots & fit.best_mask, fit.tiers, count)
 
-    def places(self, slots: int, shape: Shape) -> int:
-        """Return how many replicas' devices fit on these empty slots: one each, or as many as sharers fit."""
-        if shape.mode <= EXCLUSIVE:
-            return slots.bit_count()
+    def places_of(self, slots: int, shape: Shape) -> dict[int, int]:
+        """Return for each of these empty slots how many sharers of a shape fit there."""
+        return {slot: self._places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1}
+
+    def _places(self, slots: int, shape: Shape) -> int:
         most = self.sharers(shape.mode)
         if shape.compute_percent:
             most = min(most, 100 // shape.compute_percent)
@@ -566,7 +566,7 @@ class Host:
         the last of them may find room on too few devices, where all of them would have fitted (`slots.groups`).
         """
         joined, free = self.rooms_on_shared(shape), self.open & self.cls.fit(shape).mask
-        rooms = joined | {s: self.cls.places(1 << s, shape) for s in range(free.bit_length()) if free >> s & 1}
+        rooms = joined | self.cls.places_of(free, shape)
         if not joined or len(rooms) < shape.count:
             return None
         slots = sorted(rooms, key=rooms.__getitem__, reverse=True) if shape.together > 1 else list(rooms)
