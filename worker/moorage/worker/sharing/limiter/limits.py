@@ -263,18 +263,11 @@ class Limits:
             return False
 
     def over(self, name: MemberName) -> None:
-        """Remove the segment, if there is one, of an attempt of which nothing runs any more.
-
-        Log a warning if the attempt's memory was limited and none of its processes loaded the library.
-        """
+        """Remove the segment, if there is one, of an attempt of which nothing runs any more."""
         found = self.segments.pop(name, None)
         self._stopped.discard(name)
         if found is None:
             return
-        if not found.counts().attached and any(map(found.limit, range(found.devices))):
-            log.warning(
-                "job %s: no process of this job loaded the limiter; only the guard enforced its memory share", name[1]
-            )
         found.close()
         with contextlib.suppress(OSError):
             found.path.unlink(missing_ok=True)
