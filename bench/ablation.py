@@ -32,7 +32,7 @@ from bench.placement.openb import CLASSES, Outcome
 from bench.placement.page import AT, FIRST_SEED, OURS, lost_percent, mean_and_error
 from bench.placement.run import TRACES, digest_of
 from bench.placement.run import one as saturated
-from moorage.ranking import fragments
+from moorage.ranking import fragments, prices
 from moorage.ranking.mix import Mix
 from moorage.ranking.prices import Prices
 from moorage.ranking.table import HostTable, Ints
@@ -61,6 +61,7 @@ def _all_alike(self: Prices, table: HostTable, shape: Shape) -> Ints:
 #: the parts of ranking, and how each is switched off
 RANKING: Final[dict[str, Off]] = {
     "prices": _off(Prices, "charges", _all_alike),
+    "what-is-left": _off(prices, "WANTED_MAX", 0),
     "look-ahead": _off(fragments, "AHEAD", 0),
     "step": _off(fragments, "STEP_MILLI", 1),
     "mix-classes": _off(Mix, "_class_changed", lambda self: False),

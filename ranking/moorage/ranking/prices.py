@@ -159,10 +159,13 @@ class Prices:
             found[entry] = found.get(entry, 0) + number
         reaching: dict[bytes, int] = {}
         for (gpu, _, _, reach), number in found.items():
-            reaching[reach] = reaching.get(reach, 0) + gpu * number
-        every = sum(reaching.values()) or 1
-        self._asked = np.array([[(gpus << 20) // every] for gpus in reaching.values()], np.int64)
-        self._reach = np.array([np.frombuffer(reach, np.int64) for reach in reaching])
+            if gpu and any(reach):
+                reaching[reach] = reaching.get(reach, 0) + gpu * number
+        if reaching:
+            most = sorted(reaching.items(), key=lambda pair: -pair[1])[:CLASSES_MAX]
+            every = sum(gpus for _, gpus in most)
+            self._asked = np.array([[(gpus << 20) // every] for _, gpus in most], np.int64)
+            self._reach = np.array([np.frombuffer(reach, np.int64) for reach, _ in most])
         rows = [
             (gpu, cpu, memory, np.frombuffer(ok, np.int64), number)
             for (gpu, cpu, memory, ok), number in found.items()
