@@ -14,6 +14,7 @@ FLEET: Final[dict[str, str]] = {
     "workers": "workers of this page by name, each as in the next table",
     "next": "the last worker of this page, if there are more: ask again with it as `after`",
     "fits_now": "GPUs by model: `gpus` in all, `free`, and `largest`, the most that start now, exclusive, on one host",
+    "used_now": "leased GPUs by model: `read`, those with a reading, `at_work`, how many GPUs' worth works, `idle`",
     "queued": "number of replicas that wait",
     "live_jobs": "number of jobs that have not ended",
     "finished_kept": "number of ended jobs in memory",

@@ -57,9 +57,9 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             stacked=True,
         ),
         Panel(
-            "GPUs at work in the last whole hour, by model",
+            "Leased GPUs at work now, and idle",
             "short",
-            {"sum by (model) (moorage_tenant_used_gpu_seconds) / 3600": "{{model}}"},
+            {"moorage_model_at_work_gpus": "{{model}}, at work", "moorage_model_idle_gpus": "{{model}}, idle"},
         ),
         Panel("Largest job that fits now, in GPUs", "short", {"moorage_model_largest_fit_gpus": "{{model}}"}),
     ),
@@ -144,6 +144,7 @@ def metrics() -> dict[str, str]:
         "contained": {"counts": {}, "plain_ranker": False, "safe_mode": False},
         "workers": [],
         "fits_now": [],
+        "used_now": [],
     }
     tenant = TenantRow("vision", 0, 0, limit=Limit(gpus=1))
     waits = {"buckets_s": [1.0], "rows": [{"gpus": "1", "tenant": "vision", "jobs": [0, 0], "sum_s": 0.0}]}

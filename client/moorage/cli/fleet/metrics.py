@@ -174,6 +174,11 @@ def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
         ("model_largest_fit_gpus", "The most GPUs of a model that one job on one host gets now.", "largest"),
     ):
         yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["fits_now"]})
+    for name, help_, key in (
+        ("model_at_work_gpus", "GPUs' worth of a model at work now, as workers read what running jobs use.", "at_work"),
+        ("model_idle_gpus", "GPUs of a model that are leased and do nothing now.", "idle"),
+    ):
+        yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["used_now"]})
 
 
 def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
