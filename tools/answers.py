@@ -26,6 +26,7 @@ FLEET: Final[dict[str, str]] = {
     " or `safe_mode` holds, the `tenants` and `workers` that wait for it, and the `last` failure with its time",
     "request_queue": "the fullest stream of the durable queue: `messages`, `bytes`, `bytes_max` (0: no bound), and its"
     " `tenant` if it is one tenant's own",
+    "appends": "appends to the ledger in this term: `records`, and the `seconds` that they took together",
     "schedulers": "the schedulers, each with `release`, `level`, `ledger`, `leads`, and settings that are no default",
 }
 WORKER: Final[dict[str, str]] = {

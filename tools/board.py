@@ -40,6 +40,10 @@ def _quantile(of: str, q: float, by: str) -> str:
     return f"histogram_quantile({q}, sum by (le, {by}) (rate(moorage_{of}_bucket[1h])))"
 
 
+def _rate(of: str) -> str:
+    return f"rate(moorage_{of}[5m])"
+
+
 def _most(query: str) -> str:
     return f"topk({TENANTS_SHOWN}, {query})"
 
@@ -110,7 +114,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "short",
             {"moorage_up": "a leader answers", "changes(moorage_epoch[1h])": "takeovers in an hour"},
         ),
-        Panel("Ledger records a second", "short", {"deriv(moorage_ledger_record[5m])": "records"}),
+        Panel(
+            "An append to the ledger, in the mean",
+            "s",
+            {f"{_rate('ledger_append_seconds_sum')} / {_rate('ledger_append_seconds_count')}": "until it is stored"},
+        ),
         Panel(
             "Copies of the ledger and workers that lack",
             "short",
@@ -139,6 +147,7 @@ def metrics() -> dict[str, str]:
         "ledger": 1,
         "queued": 0,
         "live_jobs": 0,
+        "appends": {"records": 0, "seconds": 0.0},
         "ledger_copies": {"wanted": 1, "lacking": []},
         "request_queue": {"messages": 0, "bytes": 0, "bytes_max": 1},
         "contained": {"counts": {}, "plain_ranker": False, "safe_mode": False},
@@ -154,7 +163,7 @@ def metrics() -> dict[str, str]:
 
 def named(query: str) -> list[str]:
     """Return the metrics that a query names, without what histograms add to a name."""
-    return [re.sub(r"_bucket$", "", name) for name in re.findall(r"\bmoorage_\w+", query)]
+    return [re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bmoorage_\w+", query)]
 
 
 def board() -> str:

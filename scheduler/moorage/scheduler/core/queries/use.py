@@ -86,7 +86,7 @@ def use_of_job(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def used_now(engine: Engine) -> list[dict[str, Any]]:
-    """Return by model the leased devices with a reading, how many GPUs' worth of them is at work, and how many are idle.
+    """Return by model the leased devices with a reading, how many GPUs' worth of them is at work, and how many idle.
 
     A device with several sharers counts once for each.
     """
