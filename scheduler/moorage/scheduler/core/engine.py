@@ -105,8 +105,6 @@ class Engine:
         self.leader = leader
         self.waited = Waited()
         self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
-        #: put each event but renewals into a record of its own, so that a failing event cannot take others with it
-        self.alone = False
         self.pending = PendingEvents()
         self._rid = 0
         self._began_ms = mono_ms
@@ -156,7 +154,6 @@ class Engine:
         self._indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self._index_failed
         )
-        self.put_off_jobs = self._indexing.put_off  # jobs that made it fail, skipped until a ledger ms
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm, explain)
         self.own_subject = self.output_writer.own_subject
@@ -189,7 +186,7 @@ class Engine:
         config, overdue = self.config, self.timers.overdue
         return QueueOrder(self.fleet, self.queue, config.order, config.ages, overdue, self._left_too_soon)
 
-    def _index_failed(self, what: str, raised: Exception) -> None:
+    def _index_failed(self, job: Job, raised: Exception) -> None:
         raise raised
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
@@ -221,6 +218,13 @@ class Engine:
         """Note that the history holds all of this ended job's transitions at `sequence`, so memory may drop them."""
         job.kept = sequence
 
+    def refuses(self, tenant: str, verb: str) -> Problem | None:
+        """Return with which problem a tenant's requests of this verb are refused unread now; None if they are not.
+
+        Its durable queue then waits.
+        """
+        return None
+
     @property
     def urgent(self) -> bool:
         """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
@@ -230,7 +234,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """The number of events offered that are in no record yet, without submits that wait for their tenant's debt."""
+        """The number of events offered that are in no record yet, but for those set aside for a while."""
         return len(self.pending)
 
     @property
@@ -307,10 +311,6 @@ class Engine:
         self._at = step
         return not self.put_off_steps or draft.time_ms >= self.put_off_steps.get(step, 0)
 
-    def _takes_no_more(self, draft: Draft) -> bool:
-        """Return whether the record has no room for another event."""
-        return draft.full or (self.alone and self.pending.has_taken)
-
     def _gather(self, flight: InFlight) -> list[Order]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
@@ -323,7 +323,7 @@ class Engine:
         joined: set[str] = set()
         taken = self.pending.taken_rest
         for _ in range(EVENTS_MAX):
-            if not rest or self._takes_no_more(draft):
+            if not rest or draft.full:
                 break
             event = rest.popleft()
             taken.append(event)
@@ -431,9 +431,9 @@ class Engine:
 
     def _take_cancels(self, flight: InFlight) -> None:
         draft = flight.draft
-        if self._takes_no_more(draft):
+        if draft.full:
             return
-        for event in self.pending.cancels.take(draft, alone=self.alone):
+        for event in self.pending.cancels.take(draft):
             self._at = event
             if isinstance(event, QueueRead):
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
@@ -443,7 +443,7 @@ class Engine:
     def _take_submits(self, flight: InFlight) -> None:
         submits, taken, draft = self.pending.submits, self.pending.taken_submits, flight.draft
         tenants = self.state.tenants
-        while submits and not self._takes_no_more(draft):
+        while submits and not draft.full:
             self._at = event = submits[0]
             if isinstance(event, QueueRead):
                 taken.append(submits.popleft())

@@ -389,8 +389,6 @@ class QueueReader:
         more is read until everything read is folded.
         """
         engine = self._engine
-        if engine.holds_back(tenant):
-            return 0
         ahead = engine.waiting  # of any tenant: the difference lasts only a moment
         room = min(BATCH, engine.state.room(engine.config.jobs_max, tenant, ahead, ahead))
         row = engine.state.tenants.get(tenant)
@@ -408,7 +406,7 @@ class QueueReader:
             self._room.clear()
             await self._room.wait()
         room = self._room_for(tenant) if verb == "submit" else self._room_to_remember(tenant)
-        if room <= 0 or self._unburied[tenant] >= UNBURIED_MAX:
+        if room <= 0 or self._engine.refuses(tenant, verb) is not None or self._unburied[tenant] >= UNBURIED_MAX:
             self._held_back.append((tenant, verb))
             return False
         cursor = self._cursor(tenant, verb)

@@ -224,6 +224,8 @@ class Intake:
     def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
         if not is_tenant(tenant):
             raise refuse("invalid-argument", f"a tenant must match {TENANT.pattern}", found=tenant)
+        if (refused := self._engine.refuses(tenant, verb)) is not None:
+            raise Refused(refused)
         if verb == "submit":
             self._submitters.put(delivery.subject, tenant)
             self._submit(tenant, delivery)
