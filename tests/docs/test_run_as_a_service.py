@@ -185,7 +185,7 @@ async def _restarted(
         await first.until("joined as n01")
         await told("READY=1")
         async with AsyncClient(site.context("submitter.acme"), tenant="acme", timeout=ANSWER_S) as acme:
-            job = await acme.submit(["sleep", "600"], key="kept")
+            job = await acme.submit(["sleep", "600"], job="kept")
 
             async def runs() -> bool:
                 return bool((await job.show()).state == "RUNNING")

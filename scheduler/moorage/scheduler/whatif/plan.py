@@ -21,7 +21,7 @@ from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
-from moorage.scheduler.whatif.future import Future, waits, why_unknown
+from moorage.scheduler.whatif.future import Future, last_of, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.scheduler.whatif.play import Held
 from moorage.schemas.errors import Problem, Refused, refuse
@@ -271,11 +271,14 @@ class _Plan(Future):
         if reason is not None and reason.is_never:
             planned.starts = "never"
             return
-        self.pass_time(lambda: key in self.started)
+        last = last_of(self.engine, job)
+        self.pass_time(lambda: key in self.started or last.at_ms <= self.time_ms)
         found = self.started.get(key)
         planned.starts = "unknown" if found is None else "later"
         planned.preempts = self._preempts
         why = why_unknown(len(self.unknown_runs), len(self.unknown_starts), cut=self.cut)
+        if last.at_ms <= self.time_ms:
+            why = last.why
         if planned.waiting is not None and found is None and why:
             planned.waiting["starts_unknown"] = why
         if found is not None:

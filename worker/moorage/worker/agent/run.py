@@ -47,7 +47,6 @@ from moorage.worker.lend.server import LeaseServer
 from moorage.worker.settings import WorkerSettings, mps_folder
 from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
 from moorage.worker.sharing.idle_watch import IdleWatch
-from moorage.worker.sharing.limiter.keeper import ControllerProcess
 from moorage.worker.sharing.mps.managed import MPS, ManagedMps
 
 SUPERVISOR_FOLDER: Final = "supervisor"
@@ -77,7 +76,6 @@ class Worker:
         self.lender: LeaseServer | None = None
         self.files: JobFiles | None = None
         self.compute_modes: ComputeModes | None = None
-        self.controller: ControllerProcess | None = None
 
     def close_unused(self) -> None:
         """After a failed start, close all inventories, and the journals of agents that the host has not taken over."""
@@ -94,7 +92,7 @@ class Worker:
         """
         async with contextlib.AsyncExitStack() as closing:
             closing.push_async_callback(self.connection.close)
-            for part in (self.files, self.controller, self.host):
+            for part in (self.files, self.host):
                 if part is not None:
                     closing.push_async_callback(part.close)
             for agent in reversed(self.agents):
@@ -195,10 +193,6 @@ async def _start(
     if worker.compute_modes is not None:
         has_mps = worker.agents[0].clients.mps is not None
         await worker.compute_modes.open(_whole_gpus(worker.agents[0]), has_mps=has_mps)
-    if settings.limiter and hosts is None:
-        worker.controller = ControllerProcess(settings)
-        opened.push_async_callback(worker.controller.close)
-        worker.controller.open()
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
         await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)

@@ -48,6 +48,7 @@ from moorage.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from moorage.worker.drivers.kit import Kit
+    from moorage.worker.sharing.limiter.limits import Limits
 
 #: exit status for a command that cannot be started or is not found, as in sh(1)
 CODE_CANNOT_START: Final = 126
@@ -183,6 +184,8 @@ class Driver:
     is_foreign: bool = False
     #: whether `members_of` can tell to which member a process of this host belongs
     tells_processes: bool = False
+    #: the limiter of its members (`Kit.limits`), which the agent then gives tokens; None: it has none
+    limits: Limits | None = None
     #: whether its members connect to an MPS daemon that the worker runs, if they share a GPU by mps
     joins_mps: bool = False
     #: sharing modes for which `check` refuses every job

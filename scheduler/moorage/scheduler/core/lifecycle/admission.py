@@ -8,7 +8,6 @@ refused, once all workers were heard from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -24,6 +23,7 @@ from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, QUEUED, RE
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.schemas import reasons, reserved_variables
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import NESTING_MAX, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
@@ -31,27 +31,15 @@ from moorage.schemas.job import STATES, Request
 from moorage.schemas.memo import Memo
 
 RETRY_AFTER_S: Final = 1.0
-#: cached pairs of shape and priority with their soonest start
-SOONEST_MAX: Final = 1_000
 #: cached shapes that the fleet could run
 MATCHED_MAX: Final = 50_000
-#: how long a soonest start is cached; a refusal for `start_within_s` leaves the same margin
-SOONEST_KEPT_MS: Final = 1_000
 #: tombstones of one tenant checked in a second
 FORGET_MAX: Final = 256
 
 _NONE: Final[set[str]] = set()
 
 NO_MATCH: Final = "no-match"
-#: filters that do not mean missing workers: the present drivers or devices do not support the request
-NOT_SUPPORTED: Final = (
-    reasons.GPU_DRIVER.name,
-    reasons.ENFORCE.name,
-    reasons.MODE.name,
-    reasons.DEVICE.name,
-    reasons.NO_USERS.name,
-    reasons.NO_MEMORY_LIMIT.name,
-)
+NO_GPUS: Final = Capabilities(gpu_enabled=False)
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
 
@@ -72,8 +60,12 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _malformed(event: Submit) -> Problem | None:
-    """Return why a request is malformed, for rules that the decoder cannot check; None if it is not."""
+def _malformed(event: Submit, fleet: Fleet) -> Problem | None:
+    """Return why a request is malformed, for rules that the decoder cannot check; None if it is not.
+
+    Of a driver that has no GPUs on any worker, that is told before the shape of the devices asked for: with them mended
+    the request would still not run.
+    """
     request = event.request
     if request.blocks and not is_plain(request.blocks):
         return problem(
@@ -86,8 +78,17 @@ def _malformed(event: Submit) -> Problem | None:
     trouble = request.trouble
     if trouble is None:
         return None
+    code, shape = "invalid-argument", request.driver_fault(None)
+    if shape is not None and shape.trouble == trouble and _has_no_gpus(fleet, request.workload.driver):
+        code, trouble = request.driver_fault(NO_GPUS) or shape
     field, message, found, allowed = trouble
-    return problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
+    return problem(code, message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
+
+
+def _has_no_gpus(fleet: Fleet, driver: str) -> bool:
+    """Return whether workers offer this driver, and none of them gives its jobs GPUs."""
+    offers = [cls for cls in fleet.classes.values() if driver in cls.drivers]
+    return bool(offers) and not any(driver in cls.gpu_drivers for cls in offers)
 
 
 class NewJob:
@@ -123,9 +124,7 @@ class Admission:
         fleet: Fleet,
         lifecycle: Lifecycle,
         config: Config,
-        soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0,
     ) -> None:
-        """`soonest_ms` returns how soon a shape of a priority could start, in ms; 0 if unknown."""
         self.state = state
         self.fleet = fleet
         self.lifecycle = lifecycle
@@ -137,8 +136,6 @@ class Admission:
         self._matched_at = -1
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
-        self._soonest: Memo[tuple[int, int], tuple[int, int]] = Memo(SOONEST_MAX)
-        self._soonest_ms = soonest_ms
         self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
         self._asked_for: Draft | None = None
         self._heard = False
@@ -160,7 +157,7 @@ class Admission:
         """
         request, shape = event.request, event.shape
         if request is not self._well_formed:
-            malformed = _malformed(event)
+            malformed = _malformed(event, self.fleet)
             if malformed is not None:
                 return malformed
             self._well_formed = request
@@ -196,10 +193,6 @@ class Admission:
             if not self.could_ever(shape):
                 return self._without_match(draft, event, warnings)
             self._matched.put(shape.index, True)
-        if request.start_within_s is not None:
-            late = self._too_late(draft, event, int(request.start_within_s * 1000))
-            if late is not None:
-                return _refused(event, late, f"{late.code}: {late.message}")
         if request.workload.env:
             gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
             if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):
@@ -288,26 +281,6 @@ class Admission:
         if not self.ends_unmatched(event.request, event.shape):
             return NewJob(event, [*warnings, why])
         return self._no_match(event) if event.sequence == 0 else NewJob(event, [*warnings, why], REJECTED, why)
-
-    def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
-        """Return why a job cannot start in time even if it went first; None if it may, or if that is unknown."""
-        priority = event.request.priority
-        key = (event.shape.index, priority)
-        known = self._soonest.get(key)
-        if known is None or draft.time_ms - known[0] > SOONEST_KEPT_MS:
-            known = self._soonest.put(key, (draft.time_ms, self._soonest_ms(event.shape, priority)))
-        soonest_ms = known[0] + known[1] - draft.time_ms
-        if soonest_ms <= within_ms + SOONEST_KEPT_MS:
-            return None
-        return problem(
-            "cannot-start-in-time",
-            f"the job could start in {soonest_ms / 1000:.0f} s at the soonest, even if the running jobs are short ones",
-            field="$.start_within_s",
-            found=event.request.start_within_s,
-            allowed=f"at least {math.ceil(soonest_ms / 1000)}",
-            job=event.name,
-            next="give it longer, or ask for what moorage fleet shows as free",
-        )
 
     def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
         """Return a problem if a later record than the request's `if_seq` decided something, or there is no such record.
@@ -431,7 +404,7 @@ class Admission:
         reason = self._unmatched.reason(event.shape)
         fix = "ask for what the fleet has, or leave out on_no_match to wait for a worker"
         return problem(
-            "failed-precondition" if reason in NOT_SUPPORTED else "no-match",
+            "failed-precondition",  # a fault of the fleet, as against one of the request: the sources have these two
             f"no known worker could ever run this ({self._unmatched.why(event.shape)})",
             job=event.name,
             next=reasons.NO_USERS.fix if reason == reasons.NO_USERS.name else fix,

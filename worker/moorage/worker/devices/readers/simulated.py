@@ -102,6 +102,9 @@ class SimulatedInventory:
     async def held(self, slot: int) -> dict[int, int]:
         raise HeldUnknown("the GPU is simulated, so nothing holds its memory")
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("the GPU is simulated, so nothing works on it")
+
     def close(self) -> None:
         """Do nothing: nothing was opened."""
 
@@ -120,6 +123,7 @@ class SimulatedInventory:
 
 def _idle(health: Health = "ok") -> SlotReading:
     return SlotReading(
+        util_percent=0,
         memory_used_mib=BASELINE_MIB,
         temperature_c=95 if health == "thermal" else 30,
         health=health,

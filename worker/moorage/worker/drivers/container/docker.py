@@ -27,7 +27,6 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container.config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
-from moorage.worker.drivers.container.engine_watch import EngineWatch
 from moorage.worker.drivers.container.faults import CannotStart, start_fault
 from moorage.worker.drivers.container.follow import Follower
 from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
@@ -35,6 +34,7 @@ from moorage.worker.drivers.container.output import clear_marks
 from moorage.worker.drivers.container.ports import Ports
 from moorage.worker.drivers.container.removal import Removal
 from moorage.worker.drivers.container.start import ENDED_FIRST, Starter
+from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
@@ -98,11 +98,11 @@ class DockerDriver(Driver):
         self._policy = kit.policy
         self.joins_mps = own.mps_host_ipc
         self.modes_refused = () if own.mps_host_ipc else (MPS,)
-        self._limits = kit.limits(self.name)
-        check_host_ipc(own, has_limiter=self._limits is not None)
+        self.limits = kit.limits(self.name)
+        check_host_ipc(own, has_limiter=self.limits is not None)
         self._removal = Removal(self._host)
         self._look_after: list[asyncio.Task[None]] = []
-        self._watch = EngineWatch(self._host.engine.ping, f"{kit.worker}: docker")
+        self._watch = EngineWatch(self._host.engine.ping, (EngineDown, EngineError), f"{kit.worker}: docker")
         self._follower = Follower(
             self._host, self._removal, self._watch, kit.settings.output_cap_bytes, publishes=kit.settings.stream_output
         )
@@ -117,7 +117,7 @@ class DockerDriver(Driver):
             files=self._files,
             ports=self._ports,
             notes=self._notes,
-            limits=self._limits,
+            limits=self.limits,
             mps=kit.mps,
         )
 
@@ -151,9 +151,8 @@ class DockerDriver(Driver):
         self._ports.begin(host.key(each.name) for each in known)
         self._folders.begin(each.name for each in known)
         self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
-        if self._limits is not None:
-            self._limits.begin(each.name for each in known)
-            self._look_after.append(asyncio.get_running_loop().create_task(self._limits.run()))
+        if self.limits is not None:
+            self.limits.begin(each.name for each in known)
         self._removal.begin(self._removal.sweep())
         for member in known:
             self._run(member, self._adopt(member))
@@ -171,11 +170,15 @@ class DockerDriver(Driver):
             for task in tasks:
                 task.cancel()  # a task cancelled in a start may go on to end the container: cancel it again
             _, tasks = await asyncio.wait(tasks, timeout=RETRY_S)
-        if self._limits is not None:
-            self._limits.close()
+        if self.limits is not None:
+            self.limits.close()
         await self._files.close()
         await self._host.engine.close()
         await self._host.link.close(self._host.owner)
+
+    def can(self) -> Capabilities:
+        limits_memory = bool((self._starter.info or {}).get("MemoryLimit", True))
+        return msgspec.structs.replace(super().can(), memory_limit=limits_memory)
 
     def engine_down(self) -> tuple[str, float] | None:
         return (self._watch.why, self._watch.since_s) if self._watch.why else None
@@ -202,10 +205,10 @@ class DockerDriver(Driver):
             member.task.cancel()  # a task that has not begun would not see this; `_start` checks `is_ending` first
 
     def resizes(self, mode: str) -> str:
-        return COUNTED if self._limits is None else LIVE
+        return COUNTED if self.limits is None else LIVE
 
     def resize(self, name: MemberName, share: Share) -> None:
-        keep_to(self._limits, name, share)
+        keep_to(self.limits, name, share)
 
     def forget(self, names: list[MemberName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])
@@ -412,6 +415,6 @@ class DockerDriver(Driver):
         self._ports.give_back(self._host.key(member.name))
         with contextlib.suppress(OSError):
             self._folders.over(member.name)
-        if self._limits is not None:
-            self._limits.over(member.name)
+        if self.limits is not None:
+            self.limits.over(member.name)
         self.report(report)

@@ -873,13 +873,21 @@ static void tell(int device, uint64_t *total, uint64_t *free_bytes, uint64_t *us
     *used = held;
 }
 
+/* Who asks the driver what is free has a context there: it counts from now on, so that what is told as free can be taken.
+   False where not even the context fits. */
+static bool counts_context(int device) {
+    return device < 0 || !atomic_load(&segment->limit[device]) || reserve(device, 0) == OK;
+}
+
 HOOK CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     CUresult code = REAL(cuMemGetInfo_v2)(free_bytes, total);
     if (code != OK) return code;
     uint64_t all = total ? *total : UINT64_MAX, left = free_bytes ? *free_bytes : UINT64_MAX, used;
-    tell(current(), &all, &left, &used);
+    int device = current();
+    bool has_room = counts_context(device);
+    tell(device, &all, &left, &used);
     if (total) *total = all;
-    if (free_bytes) *free_bytes = left;
+    if (free_bytes) *free_bytes = has_room ? left : 0;
     return code;
 }
 
@@ -887,9 +895,11 @@ HOOK CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
     CUresult code = REAL(cuMemGetInfo)(free_bytes, total);
     if (code != OK) return code;
     uint64_t all = total ? *total : UINT64_MAX, left = free_bytes ? *free_bytes : UINT64_MAX, used;
-    tell(current(), &all, &left, &used);
+    int device = current();
+    bool has_room = counts_context(device);
+    tell(device, &all, &left, &used);
     if (total) *total = all;
-    if (free_bytes) *free_bytes = left;
+    if (free_bytes) *free_bytes = has_room ? left : 0;
     return code;
 }
 
