@@ -553,7 +553,7 @@ def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sys.stderr", screen)
     progress = Progress("big")
     progress.event(Event("t", "big", 2, "PLACED", 1, [Change(2, 0, 0, 1, "PLACED", "w1")]))
-    progress.output(Piece(0, 1, "err", "", 0, 0, note="warning[memory]: counted, not enforced"))
+    progress.output(Piece(0, 1, "err", 0, "", note="warning[memory]: counted, not enforced"))
     progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
     assert "\r\x1b[Kwarning[memory]: counted, not enforced\n" in screen.getvalue()
 
