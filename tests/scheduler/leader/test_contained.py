@@ -347,8 +347,8 @@ def test_requests_of_a_batch_and_of_the_durable_queue(
         model = {"model": POISON} if name.startswith(POISON) else {"count": 2} if name == "taken" else {}
         drive.offer_submit(name, batch=batch, position=position, gpu=model)
     queued = [
-        Submit("v", name, body, *_asked(drive, body), reply=f"queue {at}", sequence=at)
-        for at, name, body in ((7, f"{POISON}-2", POISON_BODY), (8, "queued", GOOD_BODY))
+        drive.engine.submitted("v", body, lambda: "none", f"queue {at}", sequence=at)
+        for at, body in ((7, POISON_BODY), (8, GOOD_BODY))
     ]
     for event in queued:
         drive.engine.offer(event)
@@ -371,11 +371,6 @@ POISON_BODY: Final = b'{"job": "poison-2", "run": {"driver": "noop"}, "gpu": {"m
 GOOD_BODY: Final = b'{"job": "queued", "run": {"driver": "noop"}, "gpu": {}}'
 
 
-def _asked(drive: Contained, body: bytes) -> tuple[Any, Any]:
-    _, request, shape = drive.engine.read(body)
-    return request, shape
-
-
 def test_a_second_failure_of_a_tenant_has_its_requests_of_that_verb_refused_unread(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,7 +390,7 @@ def test_a_second_failure_of_a_tenant_has_its_requests_of_that_verb_refused_unre
     drive.tick()
     assert drive.answers[cancel]["kind"] != "error", "another verb is read"
     body = GOOD_BODY
-    drive.engine.offer(Submit("t", "queued", body, *_asked(drive, body), reply="queue 3", sequence=3))
+    drive.engine.offer(drive.engine.submitted("t", body, lambda: "none", "queue 3", sequence=3))
     drive.engine.offer(QueueRead("t", "submit", 3))
     drive.tick()
     assert "queue 3" not in drive.answers, "what comes by the durable queue waits"
@@ -403,7 +398,7 @@ def test_a_second_failure_of_a_tenant_has_its_requests_of_that_verb_refused_unre
     assert "t" not in drive.state.tenants or drive.state.tenants["t"].submit_cursor == 0
     drive.now += PAUSE_MS
     newer = b'{"job": "newer", "run": {"driver": "noop"}, "gpu": {}}'
-    drive.engine.offer(Submit("t", "newer", newer, *_asked(drive, newer), reply="queue 4", sequence=4))
+    drive.engine.offer(drive.engine.submitted("t", newer, lambda: "none", "queue 4", sequence=4))
     drive.engine.offer(QueueRead("t", "submit", 4))
     drive.tick()
     assert [drive.answers[f"queue {at}"]["kind"] for at in (3, 4)] == ["accepted", "accepted"]

@@ -10,6 +10,7 @@ thrown away and rebuilt from the ledger (H4): it never rolls back. The shell use
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from moorage.scheduler.core.containment import PLACING, RETENTION, SECOND, TIMER
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.events import (
     Ask,
+    Batch,
     Event,
     FromWorker,
     Order,
@@ -30,8 +32,10 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.check import check
+from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
@@ -196,6 +200,22 @@ class Engine:
         return self.windows.left_too_soon(request.workload.timeout_s, deadline_ms, now_ms)
 
     # ------------------------------------------------------------------------------------------- offer
+
+    def submitted(
+        self, tenant: str, body: bytes, unnamed: Callable[[], str], reply: str = "", json: bool = True,
+        sequence: int = 0, trace: str = "", batch: Batch | None = None, position: int = 0,
+    ) -> Submit:  # fmt: skip
+        """Return a request as the event to offer; `unnamed` makes the job's id if the body has none.
+
+        Raises Refused if it is not a valid request, or asks for TFLOPS that cannot be converted.
+        """
+        body = resolved(body, self.config.tflops_file)
+        name, request, shape = self.read(body)
+        if name is None:
+            name = unnamed()
+        return Submit(
+            tenant, name, body, request, shape, job_key(tenant, name), reply, json, sequence, trace, batch, position
+        )
 
     def offer(self, event: Event) -> None:
         """Take an event for the next record. Never blocks; the caller bounds how many events it offers."""

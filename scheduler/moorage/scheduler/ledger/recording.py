@@ -177,8 +177,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
     match kind:
         case "submit":
             tenant, name, body, sequence, trace = rest
-            _, request, shape = engine.read(body)
-            return Submit(tenant, name, body, request, shape, "", True, sequence, trace)
+            return engine.submitted(tenant, body, lambda: str(name), sequence=sequence, trace=trace)
         case "read":
             return QueueRead(*rest)
         case "cancel":
