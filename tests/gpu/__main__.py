@@ -20,7 +20,7 @@ from tests.gpu.checks import CHECKS
 from tests.gpu.nvidia_smi import NoGpu, fields_of
 from tests.gpu.rig import Failed, Rig, Skipped, rig
 
-WHOLE_S = 460.0
+WHOLE_S = 430.0
 CHECK_S = 90.0
 
 

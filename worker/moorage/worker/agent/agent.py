@@ -250,9 +250,8 @@ class Agent:
         self.spawn(self.guard.run())
         self.spawn(self.lost.run())
         self.spawn(self._cut_off.run())
-        limits = [driver.limits for driver in self.drivers.values() if driver.limits is not None]
-        if limits and not self.inventory.simulated:
-            self.spawn(Control(limits, self.inventory).run())
+        if any(driver.limits is not None for driver in self.drivers.values()) and not self.inventory.simulated:
+            self.spawn(Control(self.drivers.values(), self.inventory).run())
         self.host.wake(self)
 
     async def close(self) -> None:
