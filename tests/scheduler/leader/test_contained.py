@@ -171,7 +171,7 @@ def test_what_a_ranker_of_ones_own_may_not_choose_is_not_recorded(
 
 
 def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moorage.scheduler.core.rank.fragments import Fragments
+    from moorage.ranking.fragments import Fragments
 
     raises_for(monkeypatch, Fragments, "__init__", lambda *given: True)
     drive = Contained(tmp_path / "leader.rec")

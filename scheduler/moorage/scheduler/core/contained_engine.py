@@ -41,7 +41,7 @@ from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
 from moorage.scheduler.core.rank.ranker import Ranker
-from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import ReleaseAct
@@ -68,7 +68,7 @@ class ContainedEngine(Engine):
 
     def _make_ranker(self) -> Ranker:
         name = self.config.ranker
-        make = None if self.containment.plain_ranker else lambda: maker_of(name)()
+        make = None if self.containment.plain_ranker else lambda: ranker_class(name)()
         return FallingBack(make, self._ranking_failed, checks=is_own(name))
 
     def _ranking_failed(self, where: str, asked: str, raised: Exception) -> None:
