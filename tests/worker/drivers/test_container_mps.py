@@ -228,7 +228,8 @@ async def test_a_container_is_a_client_of_the_daemon_and_sees_no_secret_of_anoth
         assert one.daemons == []
         await jobs.place("alone", "sh", "-c", "echo ready; exec sleep 600", sharing="exclusive")
         alone = await jobs.started("alone")
-        assert (alone["HostConfig"]["IpcMode"], [each["Destination"] for each in alone["Mounts"]]) == ("private", ["/work"])
+        mounted = [each["Destination"] for each in alone["Mounts"]]
+        assert (alone["HostConfig"]["IpcMode"], mounted) == ("private", ["/work"])
         await one.end("alone")
 
 
