@@ -151,6 +151,14 @@ def test_the_doctor_finds_schedulers_with_other_settings() -> None:
     )
 
 
+def test_the_doctor_says_where_pack_ranks() -> None:
+    standby = {"scheduler": "s2", "settings": {"ranker": "pack"}}
+    assert checks_fleet._ranking([{"scheduler": "s1", "leads": True, "settings": {}}, standby]) is None
+    found = checks_fleet._ranking([{**standby, "leads": True}])
+    assert found is not None
+    assert (found.verdict, found.found[:33]) == ("ok", "scheduler s2 ranks hosts by pack:")
+
+
 @pytest.mark.slow
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
     nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "3s", "--tenant", "nobody-here")

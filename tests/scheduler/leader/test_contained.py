@@ -185,7 +185,7 @@ def test_a_pass_that_takes_too_long_counts_as_a_failure_of_ranking(drive: Contai
 
 
 def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moorage.scheduler.core.rank.fragments import Fragments
+    from moorage.ranking.fragments import Fragments
 
     raises_for(monkeypatch, Fragments, "__init__", lambda *given: True)
     drive = Contained(tmp_path / "leader.rec")

@@ -210,6 +210,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         yield _copies(copies["wanted"], copies["lacking"], copies.get("seen_ms_ago"))
     if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
         yield schedulers
+    if (ranking := _ranking(fleet.get("schedulers", []))) is not None:
+        yield ranking
     if (queue := fleet.get("request_queue")) is not None:
         yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
     if (contained := fleet.get("contained")) is not None:
@@ -278,6 +280,15 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
         "give all schedulers the same settings file, and restart the standbys with other settings; else "
         "those settings hold after a takeover",
     )
+
+
+def _ranking(rows: list[dict[str, Any]]) -> Check | None:
+    """Say that the leader ranks hosts by `pack`, which it does without being told where the default is missing."""
+    leader = next((row for row in rows if row.get("leads")), None)
+    if leader is None or (leader.get("settings") or {}).get("ranker") != "pack":
+        return None
+    found = f"scheduler {leader['scheduler']} ranks hosts by pack: its settings say so, or it has no package"
+    return Check("ranking", "ok", f"{found} moorage.ranking with numpy for the default, fragments: its log says which")
 
 
 def contained_failures(contained: dict[str, Any]) -> Check:

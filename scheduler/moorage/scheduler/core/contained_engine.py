@@ -23,7 +23,7 @@ from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
 from moorage.scheduler.core.rank.ranker import Ranker
-from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Renew
 from moorage.schemas.own_class import is_own
@@ -59,7 +59,7 @@ class ContainedEngine(Engine):
         contained = self.containment
         is_plain = contained.is_paused("ranking", self._now_ms) or self._now_ms < contained.safe_until_ms
         name = self.config.ranker
-        make = None if is_plain else lambda: maker_of(name)()
+        make = None if is_plain else lambda: ranker_class(name)()
         made = self._ranker = FallingBack(make, self._ranking_failed, checks=is_own(name))
         return made
 

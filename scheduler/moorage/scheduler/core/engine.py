@@ -60,7 +60,7 @@ from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.queue.waited import Waited
 from moorage.scheduler.core.rank.ranker import Ranker
-from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.indexing import Indexing
@@ -169,7 +169,7 @@ class Engine:
         self._left_queue = 0  # upper bound of queue entries whose replicas no longer wait
 
     def _make_ranker(self) -> Ranker:
-        return maker_of(self.config.ranker)()
+        return ranker_class(self.config.ranker)()
 
     # --------------------------------------------------------------------------- callbacks for its parts
 

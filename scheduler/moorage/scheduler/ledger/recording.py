@@ -41,7 +41,7 @@ from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting
 from moorage.scheduler.core.outputs.outputs import Outputs, slots_of
-from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
@@ -391,7 +391,7 @@ def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
                 f"{path.name} was decided with the ranker {ranker}: import it in a program of yours, and call"
                 " moorage.scheduler.ledger.recording.replay"
             )
-        maker_of(ranker)
+        ranker_class(ranker)
         return ContainedEngine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{path.name}: {error}") from None

@@ -1,7 +1,7 @@
 """Runs the configured ranker, and replaces it by the plain one once it has failed.
 
 It fails when it raises, is too slow (`give_up`), or chooses what cannot be. The last is seen only of a ranker of your
-own, whose choices are checked before the ledger has them; those of `rankers.RANKERS` are checked by the tests.
+own, whose choices are checked before the ledger has them; those of `rankers.PLACES` are checked by the tests.
 
 A ranker that raised may have left its tables half written, so it makes no more choices; `ContainedEngine` makes a new
 one after a pause. The plain ranker needs only the fleet.
@@ -129,9 +129,7 @@ def _check(choice: Choice, fleet: Fleet, shape: Shape, excluded: frozenset[int])
 
 def _check_more(masks: list[int], host: Host, shape: Shape, most: int) -> None:
     """Raise `WrongChoice` if these replicas cannot all be placed on the host beside what it has, or exceed `most`."""
-    room = host.open & host.cls.fit(shape).mask
-    if shape.mode > EXCLUSIVE:
-        room |= sum(1 << slot for slot in host.rooms_on_shared(shape))
+    room = host.slots_for(shape)
     for mask in masks:
         if mask & ~room or mask.bit_count() != shape.count:
             raise WrongChoice(f"it chose GPUs {mask:#b} of {host.worker.id}; wanted are {shape.count} of {room:#b}")
