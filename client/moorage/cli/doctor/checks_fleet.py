@@ -296,21 +296,17 @@ def contained_failures(contained: dict[str, Any]) -> Check:
     counts: dict[str, int] = contained["counts"]
     told = [
         (
-            "the leader writes one event in each ledger record, because the leaders before it died",
-            contained["safe_mode"],
+            "until the next term the leader ranks hosts by pack, not by the ranker that the settings name",
+            contained["plain_ranker"],
         ),
         (
-            "the leader ranks hosts with the plain ranker, not with the one that the settings name",
-            contained["plain_ranker"] and not contained["safe_mode"],
-        ),
-        (
-            "for now the leader accepts no more requests of the tenants whose requests made it fail "
-            f"({', '.join(contained['tenants'][:NAMES_MAX])})",
-            contained["tenants"],
+            f"for now the leader refuses requests as those that made it fail "
+            f"({', '.join(contained['refused'][:NAMES_MAX])})",
+            contained["refused"],
         ),
         (
             "the leader refuses messages of workers whose messages made it fail "
-            f"({', '.join(contained['workers'][:NAMES_MAX])})",
+            f"({', '.join(contained['workers'][:NAMES_MAX])}), and those that failed twice until moorage uncordon",
             contained["workers"],
         ),
     ]

@@ -158,11 +158,6 @@ def families(
             "Whether the leader ranks with the plain ranker, not with the one of its settings.",
             contained["plain_ranker"],
         )
-        yield _one(
-            "safe_mode",
-            "Whether the leader writes one event in each record, because leaders before it died.",
-            contained["safe_mode"],
-        )
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
     yield from _of_usage(usage)

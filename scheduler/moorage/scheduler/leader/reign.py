@@ -239,11 +239,8 @@ class Reign:
                 return
 
     def _build(self, now: int) -> bytes:
-        """Return the next record. A build that takes too long counts as a failure of the ranker."""
-        began_ns = time.thread_time_ns()  # CPU time, so that other processes on the machine do not count
         payload = self.engine.build(self._time_ms(now), now)
         self._built_ms = now
-        self.engine.built_in((time.thread_time_ns() - began_ns) // 1_000_000)
         for told in self.engine.take_unlogged():
             log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
         return payload
