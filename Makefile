@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launc
 test: $(STAMP)  ## the tests, in some four minutes on two cores (real nats-server from the wheel; no GPU needed)
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow"
 
-test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow
+test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds (no images)
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image"
 
 test-all: test test-slow  ## those, and the slow ones
 

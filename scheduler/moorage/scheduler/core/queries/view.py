@@ -13,7 +13,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job
+from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job, Replica
 from moorage.scheduler.core.lifecycle.sessions import Report
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
@@ -114,6 +114,16 @@ class View:
         """Return the numbers of the jobs in the queue, in order of arrival."""
         groups = self._engine.queue.groups.values()
         return sorted({item >> REPLICA_BITS for group in groups for item in group.entries})
+
+    def heads(self) -> list[tuple[Replica, int]]:
+        """Return the first waiting replica of each queue group and the group's entries, the largest group first."""
+        found = []
+        for group in self._engine.queue.groups.values():
+            jobs = (self._state.jobs.get(item >> REPLICA_BITS) for item in group.entries)
+            waiting = (each for job in jobs if job is not None for each in job.replicas if each.state == QUEUED)
+            if (first := next(waiting, None)) is not None:
+                found.append((first, len(group.entries)))
+        return sorted(found, key=lambda row: -row[1])
 
     # ------------------------------------------------------------------------------------ reserved hosts
 

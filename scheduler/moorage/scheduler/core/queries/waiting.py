@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,13 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
+#: a question for monitors looks at so many hosts at most, all queue groups together (at one group at least, as any
+#: question why a job waits), and at so many groups
+LOOKED_MAX: Final = 4_000
+GROUPS_MAX: Final = 64
+#: replicas in queue groups that were not looked at
+OTHERS: Final = "(others)"
+
 
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     """Return why a job is in its state: for a waiting job the dominant reason, the counts and its queue position.
@@ -41,17 +48,37 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         return data | _not_waiting(engine, job)
     shape = engine.shape_of(job)
     data |= _avoided(engine, job)
-    excluded = View(engine).excluded(engine.priority_of(job), shape, tenant)
-    leaving = View(engine).left_too_soon(job.num)
-    with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
-    data |= _reason(engine, job, found, excluded, waiting[0])
+    found, why = _why(engine, job, waiting[0])
+    data |= why
     data["waiting_replicas"] = len(waiting)
     data |= _in_line(engine, job)
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
+
+
+def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, dict[str, Any]]:
+    """Return what the filters find for a job with this waiting replica, and the reason with its evidence."""
+    shape = engine.shape_of(job)
+    excluded = View(engine).excluded(engine.priority_of(job), shape, job.tenant)
+    leaving = View(engine).left_too_soon(job.num)
+    with engine.fleet.avoiding(shape.avoid):
+        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
+    return found, _reason(engine, job, found, excluded, replica)
+
+
+def waiting_by_reason(engine: Engine) -> dict[str, int]:
+    """Return how many queued replicas wait for which reason, for monitors: each as the first job of its queue group.
+
+    The largest groups are looked at, as many as `LOOKED_MAX` allows; replicas of the others are `OTHERS`.
+    """
+    counts: dict[str, int] = {}
+    left = max(1, min(GROUPS_MAX, LOOKED_MAX // max(1, len(engine.fleet.hosts))))
+    for at, (replica, size) in enumerate(View(engine).heads()):
+        reason = _why(engine, replica.job, replica)[1]["reason"] if at < left else OTHERS
+        counts[reason] = counts.get(reason, 0) + size
+    return counts
 
 
 def may_be_cured(data: dict[str, Any]) -> bool:
