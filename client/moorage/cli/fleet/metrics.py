@@ -95,7 +95,7 @@ def _address(listen: str) -> tuple[str, int]:
 # ------------------------------------------------------------------------------------------------ what is told
 
 
-Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any], list[dict[str, Any]]]
+Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any], list[dict[str, Any]], dict[str, int]]
 
 
 async def _ask(client: AsyncClient) -> Told:
@@ -106,7 +106,7 @@ async def _ask(client: AsyncClient) -> Told:
     fleet, tenants = await client._wire.operate("fleet"), await client._wire.operate("tenants")
     rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
     waits = tenants.data["waits"]
-    return fleet.data, rows, waits, await _last_hour(client)
+    return fleet.data, rows, waits, await _last_hour(client), tenants.data["waiting"]
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
@@ -120,6 +120,7 @@ def families(
     tenants: list[TenantRow],
     waits: dict[str, Any],
     usage: list[dict[str, Any]],
+    waiting: dict[str, int],
 ) -> Iterator[Metric]:
     """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered: then only
     `moorage_build_info` and `moorage_up` 0 come."""
@@ -130,7 +131,14 @@ def families(
     yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet["epoch"])
     yield _one("ledger_record", "The sequence of the ledger's last record.", fleet["ledger"])
     yield _one("queued_replicas", "Replicas that wait for a placement.", fleet["queued"])
+    yield _many(
+        "waiting_replicas",
+        "Replicas that wait, by the reason of the first job of their queue group; (others): not looked at.",
+        ("reason",),
+        waiting,
+    )
     yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
+    yield _appends(fleet["appends"])
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
         yield _one("ledger_copies_lacking", "Copies of the ledger that are not up to date.", len(copies["lacking"]))
@@ -149,11 +157,6 @@ def families(
             "plain_ranker",
             "Whether the leader ranks with the plain ranker, not with the one of its settings.",
             contained["plain_ranker"],
-        )
-        yield _one(
-            "safe_mode",
-            "Whether the leader writes one event in each record, because leaders before it died.",
-            contained["safe_mode"],
         )
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
@@ -174,6 +177,11 @@ def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
         ("model_largest_fit_gpus", "The most GPUs of a model that one job on one host gets now.", "largest"),
     ):
         yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["fits_now"]})
+    for name, help_, key in (
+        ("model_at_work_gpus", "GPUs' worth of a model at work now, as workers read what running jobs use.", "at_work"),
+        ("model_idle_gpus", "GPUs of a model that are leased and do nothing now.", "idle"),
+    ):
+        yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["used_now"]})
 
 
 def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
@@ -217,6 +225,15 @@ def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, flo
     return family
 
 
+def _appends(told: dict[str, Any]) -> Metric:
+    from prometheus_client.metrics_core import SummaryMetricFamily
+
+    help_ = "How long this leader's appends to the ledger took, until they were acknowledged as stored."
+    return SummaryMetricFamily(
+        "moorage_ledger_append_seconds", help_, count_value=told["records"], sum_value=told["seconds"]
+    )
+
+
 def _histogram(name: str, help_: str, label: str, waits: dict[str, Any]) -> Metric:
     """Return the waits as a histogram by one label, `tenant` or `gpus`; the rows that differ only in the other one are
     added up."""
@@ -258,7 +275,7 @@ class _Scraped:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._families: list[Metric] = list(families(None, [], {}, []))
+        self._families: list[Metric] = list(families(None, [], {}, [], {}))
         self._asked_s = -FRESH_S
         self._asking: asyncio.Task[None] | None = None
         self._answered = True
@@ -291,7 +308,7 @@ class _Scraped:
                     f"{error or f'not within {ANSWER_S_MAX:g} s'}"
                 )
             self._answered = False
-            return None, [], {}, []
+            return None, [], {}, [], {}
         if not self._answered:
             say("the leader answers again")
         self._answered = True

@@ -3,7 +3,7 @@ the leader's answers and the history), and how it ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +13,8 @@ from moorage.schemas.frames import Answer, Change, Event
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 
+#: sends a verb with its arguments, and returns the data of the answer: `Connected.read`
+Reads = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 #: most events that wait for earlier transitions; beyond it the leader is asked
 AHEAD_MAX: Final = 64
 

@@ -18,6 +18,7 @@ from moorage.scheduler.core.events import Ask, Order
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queries.usage import usage
+from moorage.scheduler.core.queries.waiting import waiting_by_reason
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.history.history_reader import HistoryReader, check_page
 from moorage.scheduler.leader.inspection import Inspection, device_drift
@@ -185,7 +186,9 @@ class Questions:
         elif verb == "dlq":
             self._letters.ask(operator, arguments, self._leader.answer_now, reply, json)
         elif verb == "tenants":
-            self._ask(verb, lambda: views.tenants(self._engine), reply, json)
+            self._ask(
+                verb, lambda: views.tenants(self._engine) | {"waiting": waiting_by_reason(self._engine)}, reply, json
+            )
         elif verb == "usage":
             self._ask(verb, partial(usage, self._engine, None, arguments), reply, json)
         elif verb in ACTS:
