@@ -15,10 +15,12 @@ Three differences are rules:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
-from copy import deepcopy
-from typing import Final
+from copy import copy, deepcopy
+from typing import Any, Final
 
+from moorage.scheduler.core.engine import Engine
 from moorage.schemas.job import STATES
 from tests.scheduler.driving import Driving
 from tests.workloads.reference import Waiting, World, could_ever, is_kept_back, is_tried, waiting_in, why
@@ -76,13 +78,30 @@ def _differences(world: World, every: list[Waiting], aside: Iterable[tuple[str, 
 def _lead(world: World) -> Driving:
     """A new leader that has heard every worker, and knows of the same runs, also those of jobs that are forgotten."""
     new = world.drive.another()
-    new.engine.durations._runs = deepcopy(world.drive.engine.durations._runs)
+    new.engine.durations._runs = _learned(world.drive.engine, new.engine)
     for name, worker in new.workers.items():
         if worker.session:
             new.send(name, worker.renew_frame())
             if name in world.ill:
                 new.load(name, **world.ill[name])
     return new
+
+
+def _learned(old: Engine, new: Engine) -> OrderedDict[tuple[str, str, int], Any]:
+    """The runs that an old leader has learned, for a new one: each leader numbers the shapes as it meets them."""
+    numbers = {}
+    for shape in list(old.shapes._by_key.values()):
+        known = new.shapes._by_key.get(shape.key)
+        if known is None:
+            known = copy(shape)
+            known.index = new.shapes._next
+            new.shapes._kept(known)
+        numbers[shape.index] = known.index
+    found = OrderedDict[tuple[str, str, int], Any]()
+    for (tenant, workload, number), runs in old.durations._runs.items():
+        # of a tenant's runs of any workload the number is that of GPUs
+        found[tenant, workload, numbers[number] if workload and number >= 0 else number] = deepcopy(runs)
+    return found
 
 
 def _is_placed(new: Driving, who: Waiting) -> bool:
