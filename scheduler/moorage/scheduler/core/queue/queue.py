@@ -35,7 +35,8 @@ class Verdict(NamedTuple):
     """That the first job of a queue group found no room; `schedule.verdicts` gives it, and says when it is void."""
 
     change: int  # the change number of the fleet at which it found none; -1: void
-    plan: int = -1  # the number of the plan that keeps it from reserved hosts with room; -1: none does
+    plan: int = -1  # the number of the plans that keep it from reserved hosts with room; -1: none does
+    turn: int = -1  # the plan at which some of its entries had their turn at backfill; -1: all were tried
 
 
 VOID: Final = Verdict(-1)

@@ -143,6 +143,7 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
     """Return the overdue first jobs of the queue groups, in order, and when the next job becomes overdue."""
     order, found, next_ms = known.order, list[Claim](), math.inf
     whole: dict[Key, int] = {}  # when the first that needs whole hosts was accepted
+    least = _smallest_host(known.fleet)
     for group in _likely(known):
         job = draft.state.jobs.get(group.entries[0] >> REPLICA_BITS) if order.prune(draft, group) else None
         if job is None:
@@ -151,7 +152,8 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
         if overdue_ms > draft.time_ms:
             next_ms = min(next_ms, overdue_ms)
         elif order.may(draft, group):
-            key, item, later = order.key(group), group.entries[0], not fills_hosts(known.fleet, group.shape)
+            key, item, shape = order.key(group), group.entries[0], group.shape
+            later = shape.gpus < least or not fills_hosts(known.fleet, shape)
             found.append(Claim(key, later, item, job.accepted_ms, group, order.kept_from(draft, item)))
             if not later:
                 whole[key] = min(whole.get(key, job.accepted_ms), job.accepted_ms)
@@ -179,10 +181,15 @@ def _likely(known: Known) -> list[Group]:
     if len(groups) <= GROUPS_MAX:
         return list(groups.values())
     rows = [(known.order.key(group), group.entries[0], group) for group in groups.values() if group.entries]
-    least = min((len(cls.devices) for cls in known.fleet.classes.values() if cls.devices), default=0)
+    least = _smallest_host(known.fleet)
     whole = [row for row in rows if row[2].shape.gpus >= least]
     likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
     return list({group: None for _, _, group in likely})
+
+
+def _smallest_host(fleet: Fleet) -> int:
+    """Return how many GPUs the hosts with the fewest have; 0 if none has any. Less fills no host."""
+    return min((len(cls.devices) for cls in fleet.classes.values() if cls.devices), default=0)
 
 
 def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_ms: int) -> list[Claim]:

@@ -22,8 +22,9 @@ had room for it, under which plan. It holds
 
 - until a host opens that may have room for it (`Fleet.opened_since`): a job's end changes one host, so that one alone
   is looked at for each shape that waits, not the whole fleet;
-- and, of a group kept from reserved hosts with room, until the next plan or the next job of the group: then backfill
-  is tried again, and nothing else; or until its tenant is owed more than that of the reserved job.
+- and, of a group kept from reserved hosts with room, until more may pass than before: then backfill is tried again, and
+  nothing else. That is when a plan has other hosts or a later start, when a run was learned or a tenant has come to be
+  owed more since the last plan, when the group gets a job; and at each plan, if only some of its jobs had their turn.
 
 So no job waits for longer than a second beside a host that it may use, and a pass costs nothing for those for which
 nothing has changed.
@@ -43,6 +44,7 @@ from moorage.scheduler.core.ledger.state import QUEUED, Job
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, Verdict
 from moorage.scheduler.core.schedule.plan import Known, Reservation, plan
 from moorage.scheduler.core.schedule.preempt import Preempting
+from moorage.scheduler.core.schedule.runtime import DEPTH_MAX
 
 #: (change of the fleet at the verdict, priority, shape): groups of one kind all find room, or none does
 _Kind = tuple[int, int, int]
@@ -57,7 +59,10 @@ class Verdicts:
 
     def __init__(self, known: Known, preempting: Preempting) -> None:
         self.reservation: Reservation | None = None  # of the last plan, while its job may start
-        self._number = 0  # of the last plan; the first is 1
+        self._number = 0  # of the last plan from which on more may pass than before; the first is 1
+        self._turn = 0  # how many plans were made
+        self._learned = 0  # runs learned before the last plan
+        self._owed = frozenset[str]()  # tenants that were owed more than the reserved job's at the last plan
         self._planned_ms = -math.inf  # when it was made
         self._until_ms = math.inf  # when time alone may give another one
         self._seen: tuple[int, int, int] | None = (
@@ -84,7 +89,8 @@ class Verdicts:
             self._become(None)
         if draft.time_ms - self._planned_ms >= self._known.step_ms and not self._is_settled(draft):
             answer = plan(self._known, draft, self.reservation)
-            self._number += 1
+            self._turn += 1
+            self._number += self._lets_more_pass(draft, answer.reservation)
             self._planned_ms, self._until_ms = draft.time_ms, answer.until_ms
             self._become(answer.reservation)
             # else the plan saw changes that are not in the state yet
@@ -121,6 +127,28 @@ class Verdicts:
         if self.reservation is not None or not draft.empty or draft.time_ms >= self._until_ms:
             return False
         return self._view(draft) == self._seen
+
+    def _lets_more_pass(self, draft: Draft, new: Reservation | None) -> bool:
+        """Return whether the next reservation may let jobs pass that the last one, as it was last planned, kept out.
+
+        With an unchanged start the time until then only becomes shorter, so what was too long for it stays so.
+        """
+        old, learned, owed = self.reservation, self._learned, self._owed
+        self._learned, self._owed = self._known.estimates.durations.learned, self._owed_more(new)
+        if old is None or new is None or draft.state.windows:
+            return True
+        if self._learned != learned or not self._owed <= owed:
+            return True
+        is_same = (new.item, new.priority, new.shape, new.hosts) == (old.item, old.priority, old.shape, old.hosts)
+        return not is_same or new.start_ms > old.start_ms
+
+    def _owed_more(self, held: Reservation | None) -> frozenset[str]:
+        """Return the waiting tenants that are owed more than that of the reserved job."""
+        turns = self._order.turns
+        if held is None or turns is None:
+            return frozenset()
+        waiting = {group.tenant for group in self._order.queue.waiting()}
+        return frozenset(tenant for tenant in waiting if turns.is_owed(tenant, held.tenant))
 
     def _become(self, new: Reservation | None) -> None:
         """Replace the reservation; hosts that were kept from somebody who may use them now are noted as opened."""
@@ -200,17 +228,18 @@ class Verdicts:
     def give(self, group: Group) -> bool:
         """Record that the first job of a queue group found no room just now; return whether it may be backfilled."""
         is_kept = self._keeps_out(group)
-        self._write(group, self._number if is_kept else -1)
+        in_part = is_kept and len(group.entries) > DEPTH_MAX
+        self._write(group, self._number if is_kept else -1, self._turn if in_part else -1)
         return is_kept
 
     def goes_on(self, group: Group) -> None:
         """Let the next pass backfill more jobs of a group, since this one found some."""
         self._write(group, 0)
 
-    def _write(self, group: Group, number: int) -> None:
-        last, change = self._last, self._fleet.changes
-        if last.change != change or last.plan != number:
-            last = self._last = Verdict(change, number)  # shared, because thousands of groups may get the same verdict
+    def _write(self, group: Group, number: int, turn: int = -1) -> None:
+        last, new = self._last, Verdict(self._fleet.changes, number, turn)
+        if last != new:
+            last = self._last = new  # shared, because thousands of groups may get the same verdict
         group.verdict, group.has_more = last, False
 
     def is_new(self, group: Group) -> bool:
@@ -219,11 +248,11 @@ class Verdicts:
 
     def ready(self, draft: Draft, key: Callable[[Group], Key]) -> list[tuple[Key, int, Group]]:
         """Return the queue groups that may find room, as a heap of (key, first entry, group)."""
-        change, number = self._fleet.changes, self._number
+        change, number, turn = self._fleet.changes, self._number, self._turn
         found: list[tuple[Key, int, Group]] = []
         for group in self._order.queue.waiting():
-            at, planned = group.verdict
-            if at == change and (planned == -1 or (planned == number and not group.has_more)):
+            at, planned, tried = group.verdict
+            if at == change and (planned == -1 or (planned == number and tried in (-1, turn) and not group.has_more)):
                 continue
             if at < 0 or not self.holds(draft, group):
                 found.append((key(group), group.entries[0], group))
@@ -238,9 +267,11 @@ class Verdicts:
         since are checked only by an upper bound, and exactly once the group is served (`finds_none`). A group of a
         tenant with a limit is always served, as serving it records which jobs wait for the limit.
         """
-        at, planned = group.verdict
-        if planned >= 0 and (planned != self._number or group.has_more or self._let_in(group)):
-            return False
+        at, planned, tried = group.verdict
+        if planned >= 0:
+            is_over = planned != self._number or tried not in (-1, self._turn) or group.has_more
+            if is_over or self._let_in(group):
+                return False
         key = (at, group.shape.index)
         closed = self._closed.get(key)
         if closed is None:
@@ -249,7 +280,7 @@ class Verdicts:
             self._closed[key] = closed
         if not closed or self._order.room(draft, group) != math.inf:
             return False
-        self._write(group, planned)
+        self._write(group, planned, tried)
         return True
 
     def finds_none(self, draft: Draft, group: Group) -> bool:
