@@ -451,6 +451,21 @@ def test_what_was_kept_out_is_not_tried_again_while_no_plan_lets_more_pass(monke
     assert tried == [drive.job("long0").num, drive.job("another").num], "of a group that has one more, and no other"
 
 
+def test_the_short_ones_in_a_crowd_that_asks_alike_have_their_turn_though_nothing_changes() -> None:
+    drive = reserved()
+    for number in range(5 * runtime.DEPTH_MAX // 2):
+        drive.offer_submit(f"j{number}", gpu={}, run=limited(7_200 if number < 130 or number > 133 else 60))
+    drive.tick()
+    drive.tick()
+    changes, short = drive.engine.fleet.changes, [f"j{number}" for number in range(130, 134)]
+    assert [drive.states(name) for name in short] == [["QUEUED"]] * 4, "others have had their turn"
+    drive.tick()
+    assert drive.engine.fleet.changes == changes
+    drive.pass_time(5_000)
+    assert "QUEUED" not in [drive.states(name)[0] for name in short]
+    assert drive.states("j0") == ["QUEUED"]
+
+
 def test_what_was_kept_out_starts_within_a_second_after_it_is_learned_how_short_it_is() -> None:
     """A run of its kind ends on another host, which has no room for it: its own hosts have not changed."""
     drive = reserved()
