@@ -30,6 +30,7 @@ from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queue.queue import entry
+from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.schemas.codec import Decoder, decode_request, is_json
@@ -69,6 +70,7 @@ class Driving:
         self.explain_waiting: Callable[[Job], dict[str, Any] | None] | None = None
         self.state = State()
         self.shadow = State()
+        self.usage = Usage(self.shadow)  # what a follower of the ledger counts
         self.engine: Engine
         self.lead()
 
@@ -104,6 +106,7 @@ class Driving:
         new = Driving(self.config)
         new.now, new.records, new.snapshot = self.now, list(self.records), snapshots.dump(self.state)
         new.shadow = snapshots.load(new.snapshot)
+        new.usage = Usage(new.shadow)
         new.workers = {name: copy(worker) for name, worker in self.workers.items()}
         new.checks = False
         new.lead()
@@ -123,7 +126,7 @@ class Driving:
         assert len(payload) <= RECORD_BYTES_MAX, f"record of {len(payload)} bytes"
         self.sizes.append(len(payload))
         self.records.append(payload)
-        fold(self.shadow, decode_record(payload), len(self.records))
+        self.usage.fold(fold(self.shadow, decode_record(payload), len(self.records)))
         return len(self.records)
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:

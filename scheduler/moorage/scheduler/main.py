@@ -72,8 +72,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             "a scheduler already leads here, and its ledger is not in this account: name that account with"
             f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end running jobs"
         )
-    follower = follower_of(settings, target)
     recorder = None if settings.record is None else _recorder(settings.record)
+    counts = ("--save-records", str(settings.snapshot_records), "--log-level", settings.log_level)
     scheduler = Scheduler(
         world,
         ledger_world,
@@ -81,7 +81,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         subjects=Subjects(prefix),
         replicas=replicas,
         name=settings.name,
-        snapshot_command=follower,
+        snapshot_command=command_of("ledger.snapshots", settings, target),
+        follower_command=command_of("follower.process", settings, target, *counts),
         snapshot_records=settings.snapshot_records,
         own_process=True,
         recorder=recorder,
@@ -132,15 +133,15 @@ async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
     return False
 
 
-def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
-    """Return the command that writes a snapshot. The ledger's URL is in its environment, as `ps` shows arguments."""
+def command_of(module: str, settings: SchedulerSettings, target: str | None, *more: str) -> Command:
+    """Return the command of a process that reads the ledger. Its URL is in the environment, as `ps` shows arguments."""
     env = {}
     if settings.ledger_url_file is not None:
         env[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)
     if target and not ledger_url(settings.ledger_url_file):
         env[NATS_VARIABLE] = target
     at = ["--prefix", settings.prefix, "--replicas", str(settings.replicas)]
-    return Command([sys.executable, "-m", "moorage.scheduler.ledger.snapshots", *at], env)
+    return Command([sys.executable, "-m", f"moorage.scheduler.{module}", *at, *more], env)
 
 
 def print_problem(told: Problem) -> None:

@@ -24,7 +24,6 @@ from moorage.scheduler.core.ledger.state import (
     STORY_PART,
     State,
 )
-from moorage.scheduler.core.ledger.usage_table import UsageTable
 from moorage.scheduler.core.lifecycle import retention
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Device, Goodbye, Unwell
@@ -35,7 +34,6 @@ from tests.workloads.tables import Tables, small_bounds
 DAY_MS = 86_400_000
 WEEKS = 52
 ENDED = 20
-ROWS, SERIES = 400, 30
 CAN = {"noop": Capabilities(freezes=True, guests=True, resizes={"time-slice": "live"})}
 
 
@@ -63,10 +61,6 @@ TABLES = {
     "State.preempting": Table("Preempt", "Preempt without workers, PLACE, the end of the job", 4),
     "State.shut": Table("starts that fail on a worker", "the end of its time, uncordon", 2),
     "State.windows": Table("a drain with a time", "its end, or uncordon", 4),
-    "UsageTable.count": Table("Usage, a dropped story", "the oldest hour goes beyond rows_max", ROWS, ROWS),
-    "UsageTable.series": Table(
-        "Usage, a dropped story", "its last hour goes; beyond series_max: (others)", SERIES + 1, SERIES + 1
-    ),
     "Job.replicas": Table("a submit", "Compact of the job", 4, 4),
     "Job.story": Table(
         "a transition", "Part, or the fold beyond STORY_MAX", STORY_MAX + 4 * STORY_MAX_REPLICA + 64, 200
@@ -94,7 +88,6 @@ FIXED = {
 
 def rows_of(state: State) -> Iterator[object]:
     yield state
-    yield state.usage
     yield from state.workers.values()
     yield from state.tenants.values()
     yield from state.members()
@@ -105,7 +98,7 @@ def rows_of(state: State) -> Iterator[object]:
 
 def sizes(state: State) -> dict[str, int]:
     """The size of each container of the state; of those that rows have, the largest."""
-    found: dict[str, int] = {"State.finished": len(state.finished), "UsageTable.count": state.usage.count}
+    found: dict[str, int] = {"State.finished": len(state.finished)}
     for row in rows_of(state):
         names = list(vars(row)) if hasattr(row, "__dict__") else list(type(row).__slots__)  # type: ignore[attr-defined]
         for name in names:
@@ -123,8 +116,6 @@ class Year(Driving):
         super().__init__(
             Config(ended_max=ENDED, tombstones_max=8, preempt_priority=50, preempt_after=0, fair_share_half_life=3600)
         )
-        for state in (self.state, self.shadow):
-            state.usage = UsageTable(ROWS, SERIES)
         self.checks = False
         self.week = 0
 

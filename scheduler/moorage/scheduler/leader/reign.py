@@ -78,6 +78,7 @@ class Reign:
             scheduler.queue_streams,
         )
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
+        self.follower = scheduler.follower()
         self.questions = Questions(
             self,
             scheduler.world,
@@ -107,6 +108,8 @@ class Reign:
         self._built_ms = 0
         self._skipped_ms = 0  # time that a simulation skipped
         self.records = 0
+        self._purged_through = 0  # records up to it are purged
+        self._purged_but = ""  # the newest snapshot when older ones were purged
         self._submits_delayed = 0  # records in a row without a submit, during whose append a submit arrived
         self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -148,6 +151,7 @@ class Reign:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.questions.close()
+        await self.follower.close()
         await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -364,6 +368,7 @@ class Reign:
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
             "contained": self.engine.failures(self.time_ms()),
+            **self.follower.figures(self.engine.state.seq),
             **self._scheduler.copies.figures(),
             **self.queue_reader.figures(),
         }
@@ -391,24 +396,19 @@ class Reign:
     async def snapshot(self) -> None:
         """Have a follower process write a snapshot every `snapshot_records` records, and name it in the ledger.
 
-        Then older records and snapshots are purged; records after the previous snapshot are kept. Returns at once if
-        there is no command for the follower.
+        Then older records and snapshots are purged (`_shorten`). Returns at once if there is no command for that
+        process.
         """
         scheduler, state = self._scheduler, self.engine.state
         if scheduler.snapshot_command is None:
             return
-        purged = state.snapshot
         taken: SnapshotTaken | None = None
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
             if taken is not None and (state.snapshot is None or state.snapshot[0] != taken.name):
                 continue  # the record that names it is not stored yet: a purge now would delete what it names
             try:
-                if state.snapshot != purged and state.snapshot is not None and state.snapshot_before is not None:
-                    await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)
-                    await scheduler.snapshots.purge_all_but({state.snapshot[0], state.snapshot_before[0]})
-                    purged = state.snapshot
-                    log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
+                await self._shorten()
             except BusError as error:
                 log.warning("old records of the ledger cannot be deleted now: %s", error)
             last = state.snapshot[1] if state.snapshot is not None else 0
@@ -422,6 +422,25 @@ class Reign:
                 else:
                     self.engine.offer(taken)
                     self._wake()
+
+    async def _shorten(self) -> None:
+        """Delete the records before the last snapshot but one, and the snapshots before it. Raises `BusError`.
+
+        Records that the follower of the ledger may read again stay, until the ledger is half full or takes no record.
+        """
+        ledger, newest, before = self._scheduler.ledger, self.engine.state.snapshot, self.engine.state.snapshot_before
+        if newest is None or before is None:
+            return
+        through, kept_from = before[1], self.follower.position.kept_from
+        if kept_from < through and not ledger.appending.told and not await ledger.is_half_full():
+            through = kept_from
+        if through > self._purged_through:
+            await ledger.purge_below(through + 1)
+            self._purged_through = through
+            log.info("snapshot %s counts; the ledger begins behind record %d", newest[0], through)
+        if newest[0] != self._purged_but:
+            await self._scheduler.snapshots.purge_all_but({newest[0], before[0]})
+            self._purged_but = newest[0]
 
     async def _snapshot_of_memory(self) -> SnapshotTaken | None:
         """Write a snapshot in this process, although that holds up the leader; None if it failed, which is logged.

@@ -214,6 +214,7 @@ class Scheduler(Parts):
                         ("following jobs that wait", questions.foresight.run),
                         ("the fleet frame", reign.report),
                         ("snapshots", reign.snapshot),
+                        ("following the ledger", reign.follower.run),
                         ("watching the ledger's copies", self.copies.watch),
                     )
                 ]

@@ -17,8 +17,9 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Order
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.usage import usage
 from moorage.scheduler.durable.dead_letters import DeadLetters
+from moorage.scheduler.follower.beside import FollowerBeside
+from moorage.scheduler.follower.follower import Question
 from moorage.scheduler.history.history_reader import HistoryReader, check_page
 from moorage.scheduler.leader.inspection import Inspection, device_drift
 from moorage.scheduler.leader.standing import Standings
@@ -27,7 +28,7 @@ from moorage.scheduler.questions.logs import LogRelay, logs_asked
 from moorage.scheduler.questions.question_fields import check_fields
 from moorage.scheduler.questions.question_queue import contained
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import Problem, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
 from moorage.schemas.subjects import Subjects
@@ -39,6 +40,10 @@ class Leader(Protocol):
     @property
     def engine(self) -> Engine:
         """The core of this term."""
+
+    @property
+    def follower(self) -> FollowerBeside:
+        """The follower of the ledger in this term."""
 
     def is_fresh(self) -> bool:
         """Return whether the last acknowledged append is so recent that no other scheduler can lead yet."""
@@ -104,7 +109,7 @@ class Questions:
         if verb == "ls":
             self._ask(verb, partial(views.ls, engine, tenant, arguments), reply, json)
         elif verb == "usage":
-            self._ask(verb, partial(usage, engine, tenant, arguments), reply, json)
+            self._ask(verb, partial(self._usage, tenant, arguments, reply, json), reply, json)
         elif verb in ("show", "explain", "history"):
             self._about_a_job(tenant, verb, arguments, reply, json)
         else:
@@ -161,6 +166,11 @@ class Questions:
         """
         self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
+    def _usage(self, tenant: str | None, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
+        """Ask the follower, which answers later; return the problem if it cannot be asked now."""
+        question = Question(self._engine.state.seq, tenant, arguments)
+        return self._leader.follower.ask(question, lambda data: self._answer_read("usage", data, reply, json))
+
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
         if reply:
             self._leader.answer_now(reply, encode(frame, json=json))
@@ -187,7 +197,7 @@ class Questions:
         elif verb == "tenants":
             self._ask(verb, lambda: views.tenants(self._engine), reply, json)
         elif verb == "usage":
-            self._ask(verb, partial(usage, self._engine, None, arguments), reply, json)
+            self._ask(verb, partial(self._usage, None, arguments, reply, json), reply, json)
         elif verb in ACTS:
             self._engine.offer(self._order(operator, verb, arguments, reply, json))
         else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Set
+from operator import itemgetter
 
 from moorage.scheduler.core.ledger.state import (
+    AT_MS,
     REV,
     STORY_MAX,
     STORY_MAX_REPLICA,
@@ -17,8 +20,6 @@ from moorage.scheduler.core.ledger.state import (
     Tenant,
     Worker,
 )
-from moorage.scheduler.core.ledger.usage import Tally
-from moorage.schemas.codec import decode_request
 
 
 class FoldError(Exception):
@@ -104,28 +105,17 @@ class Folding:
     def note_long_story(self, job: Job) -> None:
         """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time.
 
-        To be called after the record's steps: what is dropped is counted as used, and that needs the story to end where
-        the job's members are.
+        What this record says stays: whoever folds the ledger beside the leader reads it after the fold.
         """
         story, replicas = job.story, len(job.replicas)
         most = STORY_MAX + STORY_MAX_REPLICA * replicas
         if len(story) >= most:
-            oldest, written = len(story) - most * 3 // 4, job.parts[-1][2] if job.parts else 0
+            said = bisect_left(story, self.time, key=itemgetter(AT_MS))
+            oldest, written = min(len(story) - most * 3 // 4, said), job.parts[-1][2] if job.parts else 0
             self.out.dropped += sum(row[REV] > written for row in story[:oldest])
-            self._count_usage(job, oldest)
             del story[:oldest]
         if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
             self.out.long[job.num] = job
-
-    def _count_usage(self, job: Job, oldest: int) -> None:
-        """Add to the sums what the oldest transitions of a job used, because they leave memory."""
-        tally = Tally(self.state, self.time, lambda job: decode_request(job.body))
-        tally.add_oldest(job, oldest)
-        usage = self.state.usage
-        before = usage.row
-        for key, sums in tally.sums():
-            usage.add(*key, sums)
-        self.state.digest = (self.state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
 class Checking:

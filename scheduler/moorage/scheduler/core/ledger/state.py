@@ -2,7 +2,7 @@
 
 Load frames are not part of it (see `fleet.py`), and of a worker's hellos only that of its join. Fields marked *soft*
 belong to this process alone; they are neither in the digest nor in snapshots. The digest is the sum of the hashes of
-all rows (jobs, replicas, members, workers, tenants, finished jobs, usage). Each row keeps its hash in `row`, so that
+all rows (jobs, replicas, members, workers, tenants, finished jobs). Each row keeps its hash in `row`, so that
 only changed rows are hashed again.
 """
 
@@ -16,7 +16,6 @@ from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.resizes import Resize
-from moorage.scheduler.core.ledger.usage_table import UsageTable
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 
 QUEUED: Final = STATE_NUMBER["QUEUED"]
@@ -564,7 +563,6 @@ class State:
         self.extra = 0  # soft: the sum of `extra` of all `jobs`
         self.extra_ended = 0  # soft: the sum of `extra` of the jobs in `ended`
         self.finished = FinishedTable()
-        self.usage = UsageTable()  # of jobs that have left memory
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: dict[int, Worker] = {}
@@ -621,7 +619,7 @@ class State:
 
     def full_digest(self) -> int:
         """Return the digest computed from all rows; it must equal the incremental digest."""
-        total = self.finished.row + self.usage.full_row()
+        total = self.finished.row
         for job in self.jobs.values():
             total += job.digest_row()
             for replica in job.replicas:

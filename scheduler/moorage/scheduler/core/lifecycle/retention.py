@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.acts import Compact, Expire, Part, Usage
+from moorage.scheduler.core.ledger.acts import Compact, Expire, Part
 from moorage.scheduler.core.ledger.finished import request_digest
 from moorage.scheduler.core.ledger.state import AT_MS, Job, State
-from moorage.scheduler.core.ledger.usage import Tally
-from moorage.schemas.job import Request
 from moorage.schemas.request_cache import RequestCache
 
 #: the most ended jobs that one record compacts (big ones count more)
 COMPACT_MAX: Final = 512
 #: compaction waits until `ended_max` is exceeded by one part in this many, so that most records compact nothing
 COMPACT_PARTS: Final = 256
-#: the most usage rows in one record, before the last job's; some 25 bytes each
-USAGE_ROWS_MAX: Final = 1_000
 #: ended jobs beyond `ended_max` wait for the history, but at most `ended_max` more, or this many; further ones are
 #: compacted without it
 ENDED_SPARE: Final = 1_000
@@ -61,22 +56,9 @@ class Retention:
         """Compact the oldest ended jobs beyond `ended_max`; their digests stay for idempotence. Return their number.
 
         Jobs that the history lacks wait for it; beyond a bound they are compacted without it, so that scheduling
-        continues. If a submit waits for an id (`holds_up`), jobs are compacted up to the one that has it. The GPU usage
-        of all these jobs, and that of dropped parts of long stories, is added to the sums.
+        continues. If a submit waits for an id (`holds_up`), jobs are compacted up to the one that has it.
         """
-        tally = Tally(self._state, draft.time_ms, self._request_of)
-        parted = {act.job: act.last for act in draft.acts if isinstance(act, Part)}
-        for num, last in parted.items():
-            tally.add_leaving(self._state.jobs[num], last)
-        count = self._compact(draft, tally, parted)
-        if tally.fine:
-            draft.add(Usage(tally.rows()))
-        return count
-
-    def _request_of(self, job: Job) -> Request:
-        return self._requests.read(job.body)[1].request
-
-    def _compact(self, draft: Draft, tally: Tally, parted: Container[int]) -> int:
+        parted = {act.job for act in draft.acts if isinstance(act, Part)}
         state, most = self._state, self._config.ended_max
         ended = state.ended
         surplus = min(len(ended) + state.extra_ended - most, COMPACT_MAX)
@@ -89,7 +71,7 @@ class Retention:
         kept: list[int] = []
         gone, jobs, read = 0, state.jobs, self._requests.read
         for num in ended:
-            if gone >= surplus or len(tally.fine) >= USAGE_ROWS_MAX or num in parted:
+            if gone >= surplus or num in parted:
                 break
             job = jobs[num]
             if not job.kept:
@@ -99,7 +81,6 @@ class Retention:
             name, asked = read(job.body)
             flat += (num, request_digest(asked.identity(name)))
             kept.append(job.kept)
-            tally.add(job)
             gone += 1 + job.extra
             if num == self._through:
                 break

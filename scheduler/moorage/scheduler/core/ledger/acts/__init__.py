@@ -25,7 +25,6 @@ from moorage.scheduler.core.ledger.acts.job import (
     Preempt,
     Priority,
     Resize,
-    Usage,
     Used,
 )
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
@@ -94,7 +93,6 @@ __all__ = [
     "Unknown",
     "Unquarantine",
     "Untomb",
-    "Usage",
     "Used",
     "Well",
     "Window",

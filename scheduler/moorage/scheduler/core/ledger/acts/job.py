@@ -22,16 +22,15 @@ from moorage.scheduler.core.ledger.state import (
     PRIORITY,
     RESIZED,
     RESUME,
+    REV,
+    STORY_KEPT,
 )
-from moorage.scheduler.core.ledger.usage import rows_that_leave
-from moorage.scheduler.core.ledger.usage_table import SUMS
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import STATES
 
 #: changes of one job's share that are remembered, to compute its usage before each
 RESIZES_MAX: Final = 64
-_HOUR_MAX: Final = 1 << 32
 _SUM_MAX: Final = 1 << 62
 
 
@@ -185,7 +184,9 @@ class Part(OfJob, tag="part"):
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "holds a part of")
         job.parts = (*job.parts, (self.seq, self.first, self.last))[-PARTS_MAX:]
-        del job.story[: rows_that_leave(job, self.last)]
+        story = job.story
+        if story:
+            del story[: max(0, min(len(story) - STORY_KEPT, self.last - story[0][REV] + 1))]
 
 
 class Compact(Act, tag="compact"):
@@ -271,29 +272,4 @@ class Used(OfJob, tag="used"):
         folding.out.jobs[job.num] = job
 
 
-class Usage(Act, tag="usage"):
-    """Transitions leave memory with this record: their GPU usage is added to the sums by tenant, model and hour.
-
-    A row is a tenant, a model, and one list of hours (of ledger time) with their sums, as in `UsageTable`.
-    """
-
-    rows: list[tuple[str, str, list[int]]]
-
-    def check(self, checking: Checking) -> None:
-        for _, _, flat in self.rows:
-            well = all(0 <= number < _SUM_MAX for number in flat) and not len(flat) % (1 + SUMS)
-            if not well or any(hour >= _HOUR_MAX for hour in flat[:: 1 + SUMS]):
-                raise FoldError(f"act {self.tag} has {len(flat)} numbers that are not hours with their sums")
-
-    def fold(self, folding: Folding) -> None:
-        state = folding.state
-        usage = state.usage
-        before = usage.row
-        for tenant, model, flat in self.rows:
-            numbers = iter(flat)
-            for hour, *sums in zip(numbers, numbers, numbers, numbers, numbers, strict=True):
-                usage.add(tenant, model, hour, (sums[0], sums[1], sums[2], sums[3]))
-        state.digest = (state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
-
-
-JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used | Usage
+JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used
