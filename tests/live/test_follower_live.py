@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +14,15 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.follower import beside
+from moorage.scheduler.follower.beside import FollowerBeside
+from moorage.scheduler.follower.follower import Question
+from moorage.scheduler.follower.saves import Overtaken, Saves
+from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.subjects import Subjects
 from tests.live.stack import ANSWER_S, Caller, RealProcess, Stack, caller, is_alive, stack, unique_prefix
+from tests.scheduler.driving import Driving
 from tests.waiting import until
 
 #: snapshots are looked after more often than they would be, and a stopped follower is not ended for being silent
@@ -153,3 +161,63 @@ async def test_a_follower_that_is_stopped_under_load_while_its_leader_is_killed(
         assert [gap[:2] for gap in (await one.fleet())["follower"]["gaps"]] == gaps
         await until(lambda: one.states.get("long") == "SUCCEEDED", ANSWER_S, "the last event")
         await is_exact(one, gaps)
+
+
+@pytest.mark.slow
+async def test_of_two_followers_one_saves_and_a_damaged_save_is_not_read(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    drive = Driving()
+    subjects = Subjects(unique)
+    async with await connect(nats_server.ledger_url, "test") as connection:
+        jetstream = JetStream(connection)
+        one, two = Saves(jetstream, subjects), Saves(jetstream, subjects)
+        for saves in (one, two):
+            await saves.open()
+            assert await saves.read() is None
+        drive.worker("w0", gpus=8)
+        for number in range(3):
+            drive.submit(f"j{number}", gpu={})
+            await one.write(drive.shadow, drive.usage)
+        with pytest.raises(Overtaken):
+            await two.write(drive.shadow, drive.usage)
+        await two.open()
+        read = await two.read()
+        assert read is not None
+        assert (read[0].seq, read[0].digest) == (drive.state.seq, drive.state.digest)
+        assert read[1].answer(None, {}) == drive.usage.answer(None, {})
+        info = await jetstream.stream_info(subjects.follower_stream, subjects.follower_all)
+        assert info.subjects[subjects.follower_chunk] == 2, "two saves are kept"
+        assert two.kept_from < drive.state.seq
+        await jetstream.delete_message(subjects.follower_stream, info.last_seq - 1)
+        read = await two.read()
+        assert read is not None
+        assert read[0].seq == two.kept_from, "the one before counts if the newest is damaged"
+        await jetstream.delete_stream(subjects.follower_stream)
+
+
+async def test_a_follower_that_says_nothing_is_ended_and_what_was_asked_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beside, "SILENT_S_MAX", 0.2)
+    monkeypatch.setattr(beside, "AGAIN_S", 0.01)
+    command = Command([sys.executable, "-c", "import time; time.sleep(1000)"], {})
+    follower = FollowerBeside(command, lambda: pytest.fail("it is a process"))
+    running = asyncio.create_task(follower.run())
+    answers: list[Any] = []
+    try:
+        for _ in range(2):
+
+            def asked() -> bool:
+                """Whether a process is there to be asked."""
+                told = follower.ask(Question(7, "acme", {}), answers.append)
+                assert told is None or told.code == "behind"
+                return told is None
+
+            before = len(answers)
+            await until(asked, ANSWER_S, "a process")
+            await until(lambda before=before: len(answers) > before, ANSWER_S, "an answer")
+            assert {answer.code for answer in answers} == {"behind"}
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

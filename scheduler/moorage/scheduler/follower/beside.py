@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
-from moorage.scheduler.follower.follower import AGAIN_S, AGAIN_S_MAX, Follower, Position, Question, behind
+from moorage.scheduler.follower.follower import AGAIN_S, AGAIN_S_MAX, ANSWER_S, Follower, Position, Question, behind
 from moorage.scheduler.follower.pipe import Asked, decode_told, framed, read_frame
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.schemas.errors import Problem, problem
@@ -67,7 +67,14 @@ class FollowerBeside:
         number = next(self._numbers)
         self._asked[number] = question, then
         self._writer.write(framed(Asked(number, question)))
+        asyncio.get_running_loop().call_later(2 * ANSWER_S, self._give_up, number)
         return None
+
+    def _give_up(self, number: int) -> None:
+        """Answer a question that the process, stopped or busy, has not answered."""
+        if (asked := self._asked.pop(number, None)) is not None:
+            question, then = asked
+            then(behind(max(1, question.seq - self._position.seq)))
 
     async def close(self) -> None:
         """Cancel the questions under way; they get no answer."""
@@ -125,9 +132,8 @@ class FollowerBeside:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            asked, self._asked = self._asked, {}
-            for question, then in asked.values():
-                then(behind(max(1, question.seq - self._position.seq)))
+            for number in list(self._asked):
+                self._give_up(number)
 
     def _on_told(self, frame: bytes) -> None:
         told = decode_told(frame)

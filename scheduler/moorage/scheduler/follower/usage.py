@@ -127,7 +127,7 @@ class Usage:
     def dump(self) -> bytes:
         """Return all that is counted, as msgpack; `load` needs the state of the same record with it."""
         live = [
-            _Live(num, list(each.held.values()), [(*where, *sums) for where, sums in each.sums.items()], each.used)
+            _Live(num, list(each.held.values()), [(*where, a, b) for where, (a, b) in each.sums.items()], each.used)
             for num, each in self._live.items()
         ]
         return _encode(_Saved(self.table.dump(), live, self.gaps))
