@@ -10,7 +10,7 @@ ROOMS  := schemas system bus scheduler worker client testing tests bench tools d
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help test test-slow test-all types lint check demo docs site sim mutants bench release-check clean
+.PHONY: help test test-slow test-all types lint check demo dist docs site sim mutants bench release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -41,6 +41,9 @@ check: test types lint  ## before a commit; CI runs more
 
 demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the scheduler killed in the middle
 	$(BIN)/moorage demo
+
+dist: $(STAMP)  ## sdist, pure wheel and manylinux wheel, in dist/
+	$(BIN)/python -m tools.dist
 
 docs: $(STAMP)  ## regenerate the reference pages from the code
 	$(BIN)/python -m tools.generate

@@ -2,8 +2,7 @@
 
 The baselines are small simulations of their own: hosts of 8 GPUs, a gang of 8 or more takes whole free hosts, a smaller
 request the host with the least room that suffices, nothing is preempted. EASY and SJF are told the true durations, and
-EASY counts GPUs, not hosts. Ours is the production core (`moorage simulate`), told no duration; under `fifo` too, to
-show how far the two simulations are apart.
+EASY counts GPUs, not hosts. Ours is the production core (`moorage simulate`), told no duration.
 
 One trace says little: a job that comes a minute later may save or cost a day. So each cluster is run on its trace and
 on copies of it, in which arrivals are shifted and durations changed a little at random, and its figure is the geometric
@@ -209,8 +208,6 @@ def one(of: tuple[str, int]) -> Rows:
     cluster, copy = of
     jobs = jobs_of(cluster, copy)
     rows = baselines(cluster, jobs, (FIFO, EASY) if copy else tuple(BASELINES))
-    if not copy:
-        rows["ours, fifo"] = ours(cluster, jobs, Config(order="fifo"))
     rows[OURS] = ours(cluster, jobs, Config())
     return rows
 

@@ -1,24 +1,12 @@
-"""What stands in `data` of the answers that have no struct on the wire, for the protocol page."""
+"""What stands in `data` of the answers to `plan` and `admin.fleet`, for the protocol page."""
 
 from __future__ import annotations
 
 from typing import Final
 
-PLAN: Final[dict[str, str]] = {
-    "starts": "now, later, unknown (not now, and there is no estimate), never, refused, or none (no request was given)",
-    "ledger": "number of the record that the plan rests on; as `if_seq` of a submit it holds the request to this plan",
-    "replicas_now": "number of replicas that would start now; left out if 0",
-    "replicas": "number of replicas of the request",
-    "places": "placements of the replicas: `replica`, `worker`, `gpus` (uuids), `mode`",
-    "in_ms": "time until a later start: `p50_ms`, and if known `p90_ms` and `runs`, the number of runs behind it",
-    "on": "the worker of a later start",
-    "waiting": "why the job, or the rest of it, waits, in the format of `explain`",
-    "warnings": "warnings that an acceptance would have",
-    "preempts": "jobs that would be ended for it: `own` by name, `own_jobs`, `other_jobs`",
-    "starting": "waiting jobs that the edits let start, each with the fields above",
-    "empty": "ms until each drained worker is empty, with `drain`; null if unknown",
-    "problem": "the [Problem](#problem) that a submit would be answered with; only with refused",
-}
+from moorage.schemas.described import notes
+from moorage.schemas.plan import Plan
+
 FLEET: Final[dict[str, str]] = {
     "epoch": "the leader's epoch",
     "leader": "name of the leader",
@@ -32,7 +20,6 @@ FLEET: Final[dict[str, str]] = {
     "finished_window_ms": "age of the oldest ended job in memory, ms",
     "keeps": "seconds for which ended jobs and their history are kept, and their bounds",
     "history": "the writer of the history: what waits, was written, refused, dropped",
-    "lent_twice": "GPUs that two workers lend; left out if there are none",
     "feature_level": "feature level of the ledger's records",
     "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether the `plain_ranker` is used"
     " or `safe_mode` holds, the `tenants` and `workers` that wait for it, and the `last` failure with its time",
@@ -76,6 +63,6 @@ def answers() -> str:
     """The part of the protocol page."""
     return (
         "\n## Data of answers\n\nWhat is left out is null, empty or 0. A later release may add fields.\n"
-        f"\n### Data of `plan`\n\n{table(PLAN)}"
+        f"\n### Data of `plan`\n\n{table(notes(Plan))}"
         f"\n### Data of `admin.fleet`\n\n{table(FLEET)}\nA worker:\n\n{table(WORKER)}"
     )

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.schemas import frames, gpu, job, operate
-from moorage.schemas.capabilities import UP_TO_0_2, Capabilities
+from moorage.schemas.capabilities import KNOWN, Capabilities
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES
 from moorage.schemas.release import RELEASE
@@ -27,7 +27,7 @@ _HELLO = frames.Hello(
     release="0.1.0",
     hostname="node-7",
     drivers=["process"],
-    capabilities={"process": UP_TO_0_2["process"]},
+    capabilities={"process": KNOWN["process"]},
     labels={"zone": "a"},
     cpu_milli=64000,
     memory_mib=515000,

@@ -39,7 +39,7 @@ def draw(name: str, trace: Path, *flags: str) -> None:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "mixed.csv").write_text(mixed())
-    draw("order.svg", PHILLY, "--cluster", "2869ce", "--fleet", "8x8xA100", "--set", "order=fifo,fair")
+    draw("order.svg", PHILLY, "--cluster", "2869ce", "--fleet", "8x8xA100")
     draw("rankers.svg", FOLDER / "mixed.csv", "--fleet", "12x8xA100+12x4xT4", "--ranker", "headroom,pack,fragments")
 
 

@@ -50,7 +50,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.follow.output",
         "moorage.schemas.frames.told",
     ),
-    "Answers": ("moorage.client.answers",),
+    "Answers": ("moorage.client.answers", "moorage.schemas.plan"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),
     ERRORS: ("moorage.client.errors",),
@@ -74,9 +74,7 @@ INTERNAL: Final[dict[str, frozenset[str]]] = {
     }),
     "Run": frozenset({"needs_folder"}),
     "Share": frozenset({"has_compute"}),
-    "WorkerSettings": frozenset({
-        "modes_offered", "kept_devices", "freezes_after_s", "controller", "modes_lent",
-    }),
+    "WorkerSettings": frozenset({"modes_offered", "kept_devices", "freezes_after_s", "modes_lent"}),
 }  # fmt: skip
 #: its fields have a page of their own
 FIELDS_ELSEWHERE: Final = {"WorkerSettings": "the keys of [`[worker]`](settings.md#worker)"}

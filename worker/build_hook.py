@@ -3,10 +3,14 @@
 They are two small C programs (decisions 0118 and 0140) and the limiter, a library (0157), built wherever there is a C
 compiler, by `pip install .` and `pip install -e .` alike. Without a compiler the wheel is pure Python: a worker starts
 jobs more slowly, its containers get no secrets, and it has no limiter.
+
+`MOORAGE_PROGRAMS` says otherwise: `none` builds the pure wheel where there is a compiler, `all` fails where a program
+cannot be built.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -31,11 +35,16 @@ class ProgramsHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._wanted = os.environ.get("MOORAGE_PROGRAMS", "")
+        if self._wanted not in ("", "none", "all"):
+            raise SystemExit(f"MOORAGE_PROGRAMS={self._wanted}: allowed are none, all, or nothing")
         if version != "standard":  # an editable installation runs the sources
             for program in PROGRAMS:
                 self._build(program, Path(self.root, ROOM, program))
             return
         self._made = TemporaryDirectory(prefix="moorage-programs-")
+        if self._wanted == "none":
+            return
         for program in PROGRAMS:
             made = Path(self._made.name).resolve() / program.name
             if self._build(program, made):
@@ -51,5 +60,8 @@ class ProgramsHook(BuildHookInterface[Any]):
         build = Path(self.root, ROOM, "build_launcher.py")
         done = subprocess.run([sys.executable, build, made], stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            self.app.display_warning(f"{PROGRAMS[program]}, no {program.name}: {done.stderr.strip()}")
+            told = f"{PROGRAMS[program]}, no {program.name}: {done.stderr.strip()}"
+            if self._wanted == "all":
+                raise SystemExit(told)
+            self.app.display_warning(told)
         return done.returncode == 0

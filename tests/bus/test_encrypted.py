@@ -94,10 +94,11 @@ async def test_who_stands_between_hears_no_secret() -> None:
     line = b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n'
     async with await asyncio.start_server(speaking_first(line, heard), "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        context = Context(url=f"tls://127.0.0.1:{port}", user="me", password="hunter2")
-        with pytest.raises(CannotConnect):
+        context = Context(url=f"tls://127.0.0.1:{port}", user="somebody", password="hunter2")
+        # nats-py has or has not read that line when it begins to encrypt
+        with pytest.raises((CannotConnect, BadContext)):
             await connect(context, "in secret", give_up_after_s=0.1)
-    assert [word for word in (b"me", b"hunter2", b"CONNECT", b"PING") if word in heard] == []
+    assert [word for word in (b"somebody", b"hunter2", b"CONNECT", b"PING") if word in heard] == []
 
 
 async def test_a_server_that_encrypts_late_is_refused_with_the_fix(tmp_path: Path) -> None:

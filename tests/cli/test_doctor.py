@@ -84,17 +84,6 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
     assert checks_nats._disk(tmp_path / "nats.conf").verdict == "ok"
 
 
-def test_the_doctor_finds_a_gpu_that_two_workers_lend() -> None:
-    row = {"uuid": "GPU-1", "worker": "w0", "other": "w1"}
-    one = checks_fleet.lent_twice([row, {**row, "uuid": "GPU-2"}])
-    assert (one.verdict, one.found) == ("warn", "workers w0 and w1 both offer the GPU GPU-1, so it gets jobs of both")
-    assert "restart the agent that should not offer the GPU, for example w1" in one.fix
-    assert (
-        "the same holds for GPUs of 1 more pair of workers"
-        in checks_fleet.lent_twice([row, {**row, "other": "w2"}]).found
-    )
-
-
 def test_what_the_leader_switched_off_is_told_though_it_counts_no_failure() -> None:
     figures = {"counts": {}, "safe_mode": True, "plain_ranker": False, "tenants": [], "workers": []}
     check = checks_fleet.contained_failures(figures)
@@ -156,7 +145,7 @@ def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_b
 
 def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
     fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
-    assert "queue-room" not in {check.name for check in checks_fleet.of_fleet(fleet)}, "a leader of an older release"
+    assert "queue-room" not in {check.name for check in checks_fleet.of_fleet(fleet)}
     for size, verdict in ((0, "ok"), (799, "ok"), (800, "warn"), (1000, "warn")):
         queue = {"messages": 3, "bytes": size << 20, "bytes_max": 1000 << 20}
         found = next(
@@ -167,17 +156,16 @@ def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
 
 
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:
-    leads = {"scheduler": "s1", "leads": True, "settings": {"order": "fifo"}}
-    old = {"scheduler": "old"}
+    leads = {"scheduler": "s1", "leads": True, "settings": {"ranker": "pack"}}
     assert checks_fleet._schedulers([leads]) is None
-    alike = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"order": "fifo"}}, old])
+    alike = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"ranker": "pack"}}])
     assert alike is not None
-    assert (alike.verdict, alike.found) == ("ok", "3 schedulers, no standby with other settings; s1 leads")
-    found = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}, old])
+    assert (alike.verdict, alike.found) == ("ok", "2 schedulers, no standby with other settings; s1 leads")
+    found = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}])
     assert found is not None
     assert (found.verdict, found.found) == (
         "warn",
-        "scheduler s1 leads; these standbys have other settings: s2 (jobs_max, order)",
+        "scheduler s1 leads; these standbys have other settings: s2 (jobs_max, ranker)",
     )
 
 

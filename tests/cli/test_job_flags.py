@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, not_brought, offered, request_of
 from moorage.client import Rejected
 from moorage.schemas.job import Request
+from moorage.schemas.plan import Plan
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ class Planning:
         """Another model may help where the driver is offered."""
         return {"reason": "model" if any(one.startswith(driver) for one in self.offered) else "driver"}
 
-    async def plan(self, request: Request) -> Any:
+    async def plan(self, request: Request) -> Plan:
         self.asked.append(request)
         driver = request.workload.driver
         waiting = (
             None if {driver, f"{driver} {request.gpu and request.gpu.model}"} & {*self.offered} else self.why(driver)
         )
-        return SimpleNamespace(data={"starts": "now" if waiting is None else "never", "waiting": waiting})
+        return Plan("now" if waiting is None else "never", 1, waiting=waiting)
 
 
 @pytest.mark.parametrize(("fleet", "chosen"), [(("process",), "process"), (("own", "process"), "own"), ((), "own")])

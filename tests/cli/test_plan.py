@@ -88,7 +88,7 @@ async def test_a_wish_that_only_waits_is_kept(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         wish, other = client.request(["true"], "4xH100"), client.request(["true"], "1xH100")
         busy = [await client.submit(["sleep", "60"], gpu="4xH100", limit=60) for _ in range(2)]
-        assert (await client.plan(wish)).data["starts"] != "now"
+        assert (await client.plan(wish)).starts != "now"
         assert await client.first_possible([wish, other]) == wish
         never = client.request(["true"], "1xZ9000", fields={"on_no_match": "reject"})
         assert await client.first_possible([never, other]) == other
@@ -107,7 +107,7 @@ async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, uniqu
     async with AsyncClient(node.url, tenant=unique) as client:
         jobs: list[Job] = []
         while not jobs:  # what an earlier test left may still be written
-            seq = (await client.plan(["sleep", "60"], gpu="4xH100")).data["ledger"]
+            seq = (await client.plan(["sleep", "60"], gpu="4xH100")).ledger
             with contextlib.suppress(Rejected):
                 jobs.append(await client.submit(["sleep", "60"], gpu="4xH100", if_seq=seq, limit=60))
         late = await node.run("submit", "--gpu", "4xH100", "--if-seq", str(seq), "--", "sleep", "60", tenant=unique)
@@ -128,9 +128,9 @@ async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node,
         taken: list[Job] = []
         while not taken:  # the fleet is everybody's: what somebody else did since then may make all of them late
             planned = await one.plan(["true"], gpu="1xH100", quota={f"{unique}-b": 4}, share={unique: (3, 2)})
-            if planned.data["starts"] != "now":
+            if planned.starts != "now":
                 continue  # other tests' jobs have the GPUs
-            racing = [client.submit(["true"], gpu="1xH100", if_seq=planned.data["ledger"]) for client in clients]
+            racing = [client.submit(["true"], gpu="1xH100", if_seq=planned.ledger) for client in clients]
             outcomes = await asyncio.gather(*racing, return_exceptions=True)
             lost = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
             taken = [outcome for outcome in outcomes if isinstance(outcome, Job)]

@@ -9,8 +9,9 @@ import pytest
 
 from moorage.client import Rejected
 from moorage.client.planning import first_possible, plan_arguments
-from moorage.schemas.frames import Answer
+from moorage.schemas.errors import Problem
 from moorage.schemas.job import Request
+from moorage.schemas.plan import Plan
 
 
 def test_hosts_alike_are_one_entry_with_how_many_there_are() -> None:
@@ -36,10 +37,10 @@ def test_what_is_no_host_is_refused(add: str) -> None:
 
 
 def test_the_first_possible_is_found_whatever_its_job_id_is() -> None:
-    async def plan(request: Request) -> Answer:
+    async def plan(request: Request) -> Plan:
         if request.job is not None:
-            return Answer("plan", 0, {"starts": "refused", "problem": {"code": "conflict"}})
-        return Answer("plan", 0, {"starts": "never" if request.gpu is not None else "later"})
+            return Plan("refused", 0, problem=Problem("conflict", "this id is taken"))
+        return Plan("never" if request.gpu is not None else "later", 0)
 
     bodies = ({"job": "i", "gpu": {}, "run": {"argv": ["x"]}}, {"job": "i", "run": {"argv": ["x"]}})
     wishes = [msgspec.convert(body, Request) for body in bodies]
@@ -60,10 +61,10 @@ def test_only_a_refusal_of_the_gpus_leaves_it_to_the_next_choice(code: str, fiel
     bodies = ({"gpu": {"count": 4}, "run": {"argv": ["x"]}}, {"gpu": {"count": 2}, "run": {"argv": ["x"]}})
     wishes = [msgspec.convert(body, Request) for body in bodies]
 
-    async def plan(request: Request) -> Answer:
+    async def plan(request: Request) -> Plan:
         if request.gpu == wishes[0].gpu:
-            return Answer("plan", 0, {"starts": "refused", "problem": {"code": code, "field": field}})
-        return Answer("plan", 0, {"starts": "now"})
+            return Plan("refused", 0, problem=Problem(code, "not allowed", field=field))
+        return Plan("now", 0)
 
     assert asyncio.run(first_possible(plan, wishes)) is wishes[chosen]
 

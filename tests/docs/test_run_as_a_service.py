@@ -5,6 +5,7 @@ The files of `deploy/` are those of the page.
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import json
 import os
@@ -12,6 +13,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import tomllib
 from pathlib import Path
@@ -116,7 +118,12 @@ def test_systemd_finds_nothing_wrong_with_a_unit(tmp_path: Path, title: str) -> 
 
 
 def test_there_is_a_unit_for_each_service_and_the_user_that_it_names_is_made() -> None:
-    assert UNITS == ["moorage-nats.service", "moorage-scheduler.service", "moorage-worker.service"]
+    assert UNITS == [
+        "moorage-nats.service",
+        "moorage-scheduler.service",
+        "moorage-worker.service",
+        "moorage-metrics.service",
+    ]
     users = {unit(title).get("User") for title in UNITS} - {None}
     text = PAGE.read_text()
     for user in users:
@@ -129,6 +136,23 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
     scheduler, worker = unit("moorage-scheduler.service"), unit("moorage-worker.service")
     # systemd's own default ends the whole group: supervisor and jobs
     assert (worker["KillMode"], worker["Delegate"], worker["Restart"]) == ("process", "yes", "always")
+    assert (scheduler["Type"], worker["Type"]) == ("notify", "notify")
+    manager = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(manager))
+        listening.setblocking(False)
+        await _restarted(scheduler, worker, tmp_path, manager, listening)
+
+
+async def _restarted(
+    scheduler: dict[str, str], worker: dict[str, str], tmp_path: Path, manager: Path, listening: socket.socket
+) -> None:
+    async def told(word: str) -> None:
+        """Until the manager is told this; beats may come before."""
+        async with asyncio.timeout(ANSWER_S):
+            while (heard := (await asyncio.get_running_loop().sock_recv(listening, 64)).decode()) != word:
+                assert heard == "WATCHDOG=1"
+
     async with running(workers=("n01",)) as site:
         here = {"/etc/moorage": str(site.folder), "/var/lib/moorage": str(tmp_path / "state")}
 
@@ -142,15 +166,24 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
         async def service(of: dict[str, str]) -> Lines:
             program, *words = shlex.split(moved(of["ExecStart"]))
             assert program == MOORAGE
-            begun = await start(*words, env=dict(word.split("=", 1) for word in moved(of["Environment"]).split()))
+            env = dict(word.split("=", 1) for word in moved(of["Environment"]).split())
+            watchdog = {"NOTIFY_SOCKET": str(manager), "WATCHDOG_USEC": str(int(of["WatchdogSec"]) * 1_000_000)}
+            json_log = {"MOORAGE_SCHEDULER_LOG_FORMAT": "json"}
+            begun = await start(*words, env={**env, **watchdog, **json_log})
             lines = Lines(begun.stderr)
             pids.append(begun.pid)
             return lines
 
         pids: list[int] = []
-        await (await service(scheduler)).until("leading epoch 1")
+        leads = await service(scheduler)
+        await leads.until("leading epoch 1")
+        await told("READY=1")
+        entries = [json.loads(line) for line in leads.text.rpartition("\n")[0].splitlines()]
+        assert {entry["level"] for entry in entries} == {"INFO"}
+        assert "log_format = json" in entries[0]["message"]
         first = await service(worker)
         await first.until("joined as n01")
+        await told("READY=1")
         async with AsyncClient(site.context("submitter.acme"), tenant="acme", timeout=ANSWER_S) as acme:
             job = await acme.submit(["sleep", "600"], key="kept")
 
@@ -160,6 +193,7 @@ async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path)
             await until(runs, ANSWER_S, "it runs")
             before = (await job.show()).rev
             os.kill(pids[-1], signal.SIGTERM)  # as KillMode=process does: the agent and nobody else
+            await told("STOPPING=1")
             await (await service(worker)).until("joined as n01")
             assert (await job.show()).rev == before
             await job.cancel("over")

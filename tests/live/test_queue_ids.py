@@ -47,7 +47,7 @@ async def test_a_message_id_keeps_no_other_request_away(nats_server: Server, uni
 
 
 @pytest.mark.slow
-async def test_a_queue_that_an_older_release_made_keeps_its_messages_and_forgets_ids(
+async def test_a_queue_that_was_made_with_another_window_keeps_its_messages_and_forgets_ids(
     nats_server: Server, unique: str
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made, "ta") as one, caller(made, "tb") as other:

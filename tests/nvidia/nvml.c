@@ -373,9 +373,9 @@ static unsigned told_work(const char *state, device handle, unsigned long long s
     return n;
 }
 
-/* What processes have had of the device since the last time that it was read, by the files that libcuda writes. */
-static unsigned done_work(device handle, unsigned long long now_us, int is_read, struct sample *found) {
-    static struct { char name[512]; unsigned long long busy, at_us; } before[HELD_MAX];
+/* What processes had of the device, by the files that libcuda writes: a sample each 50 ms at most, if it is asked for. */
+static unsigned done_work(device handle, unsigned long long now_us, struct sample *found) {
+    static struct { char name[512]; unsigned long long busy; struct sample last; } before[HELD_MAX];
     char path[4096], file[4700];
     unsigned n = 0;
     snprintf(path, sizeof path, "%s/busy", stub_folder());
@@ -391,14 +391,13 @@ static unsigned done_work(device handle, unsigned long long now_us, int is_read,
         if (text && fread(&busy, sizeof busy, 1, text) != 1) busy = 0;
         if (text) fclose(text);
         while (at < HELD_MAX - 1 && *before[at].name && strcmp(before[at].name, entry->d_name)) at++;
-        unsigned long long used = busy - before[at].busy, passed_us = now_us - before[at].at_us;
-        if (used)
-            found[n++] = (struct sample){pid, now_us, used >= passed_us ? 100 : used * 100 / passed_us, 0, 0, 0};
-        if (is_read || !used) {
+        unsigned long long used = busy - before[at].busy, passed_us = now_us - before[at].last.taken_us;
+        if (passed_us > 50000) {
             snprintf(before[at].name, sizeof before[at].name, "%s", entry->d_name);
             before[at].busy = busy;
-            before[at].at_us = now_us;
+            before[at].last = (struct sample){pid, now_us, used >= passed_us ? 100 : used * 100 / passed_us, 0, 0, 0};
         }
+        if (before[at].last.sm) found[n++] = before[at].last;
     }
     if (folder) closedir(folder);
     return n;
@@ -409,7 +408,7 @@ ret nvmlDeviceGetProcessUtilization(device handle, struct sample *samples, unsig
     static struct sample found[2 * HELD_MAX];
     unsigned long long now_us = stub_now_us(CLOCK_REALTIME);
     unsigned room = samples ? *count : 0, n = told_work(state, handle, seen_us, now_us, found);
-    if (now_us > seen_us) n += done_work(handle, now_us, samples && room, found + n);
+    if (now_us > seen_us) n += done_work(handle, now_us, found + n);
     *count = n;
     if (!n) LEAVE(NOT_FOUND);
     if (n > room) LEAVE(SMALL);

@@ -49,8 +49,8 @@ class FaultyWorld:
         preempts = seed % 2 == 0  # drawn beside the seed's own numbers: what they led to before, they do again
         config = Config(
             ended_max=15, jobs_max=60, tombstones_max=20, preempt_priority=60 if preempts else 101, preempt_after=0.05,
-            reclaim=preempts, order="fifo" if seed % 5 == 4 else "fair", ageing=36_000 if seed % 3 == 1 else 0,
-            reserve_after=2 if seed % 7 == 2 else 30,
+            reclaim=preempts, ageing=36_000 if seed % 3 == 1 else 0,
+            reserve_after=0 if seed % 5 == 4 else 2 if seed % 7 == 2 else 30,
         )  # fmt: skip
         self.drive = driving(config)
         self.faulty = True

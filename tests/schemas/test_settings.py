@@ -303,10 +303,11 @@ def test_of_settings_that_clash_each_is_named_and_what_to_change() -> None:
             "--label",
         ),
         (
-            {"limiter_rate_max": "5"},
-            "these settings do not go together: limiter_rate_min must be above 0 and below limiter_rate_max, found 10.0"
-            " and 5.0 (limiter_rate_min by default, limiter_rate_max from --limiter-rate-max)",
-            "limiter_rate_min (--limiter-rate-min) or --limiter-rate-max",
+            {"auto_freeze": "true"},
+            "these settings do not go together: auto_freeze needs limiter = true: without the limiter's library nothing"
+            " resumes a job as it uses its GPUs again; set limiter = true, or take auto_freeze out (auto_freeze from"
+            " --auto-freeze, limiter by default)",
+            "--auto-freeze or limiter (--limiter)",
         ),
         ({"sharers_max": "mps=9"}, "sharers_max must be 0..8 for mps, found 9 (sharers_max from --sharers-max)", ""),
     ],

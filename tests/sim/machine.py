@@ -174,9 +174,6 @@ class MachineLimits(Limits):
         kept = set(living)
         self._machine.used_s = {name: at_s for name, at_s in self._machine.used_s.items() if name in kept}
 
-    async def run(self) -> None:
-        await asyncio.get_running_loop().create_future()
-
     def of_process(self, *_: object) -> None:
         return None
 

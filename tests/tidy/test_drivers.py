@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from moorage.schemas.capabilities import UP_TO_0_2
+from moorage.schemas.capabilities import KNOWN
 from moorage.worker.drivers import BUILT_IN
 from tests.tidy.test_tidy import ROOMS, ROOT, parsed, sources
 
-NAMES: Final = {*UP_TO_0_2, *BUILT_IN}
+NAMES: Final = {*KNOWN, *BUILT_IN}
 #: the drivers' own files: all of these may say the name of theirs
 OWN: Final = {
     "worker/moorage/worker/drivers/process/driver.py": "process",
@@ -101,7 +101,7 @@ def test_no_file_but_these_imports_a_driver() -> None:
 
 
 def test_a_driver_is_one_file_and_one_line() -> None:
-    """What names noop beside its own file: its line among the drivers, what it reads, what older workers tell of it."""
+    """What names noop beside its own file: its line among the drivers, what it reads, what clients know of it."""
     naming = [name for name, file in files() if "noop" in said(file) and "simulate" not in name]
     assert sorted(naming) == [
         "schemas/moorage/schemas/capabilities.py",

@@ -39,7 +39,7 @@ async def limited_containers(rig: Rig, limits: Limits | None) -> None:
             return rig.live_output(name) == said
 
         await until(has_said, deadline_s=90, what=f"{said!r} of {name[1]}")
-        await until(lambda name=name, part=part: limits._segments[name].used(0) == part, deadline_s=90)
+        await until(lambda name=name, part=part: limits.segments[name].used(0) == part, deadline_s=90)
     folder = limits._folder
     assert len(list(folder.iterdir())) == len(PARTS), "a segment an attempt"
     for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from moorage.schemas.capabilities import UP_TO_0_2
+from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Start, Wanted
 from moorage.worker.session.lease_session import NEVER_S
@@ -45,7 +45,7 @@ class Bench:
     """A state machine with a pool that grants what is not in `refuse`, and a journal of what left it."""
 
     def __init__(self, *, tombstones_max: int = 100, join_n: int = 0) -> None:
-        drivers = {name: UP_TO_0_2[name] for name in ("process", "noop")}
+        drivers = {name: KNOWN[name] for name in ("process", "noop")}
         self.members = Members("w1", drivers, join_n=join_n, tombstones_max=tombstones_max, free_wait_s=10)
         self.now = 100.0
         self.refuse: dict[MemberName, str] = {}

@@ -356,8 +356,7 @@ _PREEMPTED: Final = ("preemption", "exact devices, preempted", "lent, preempted"
 
 def _settings(draw: Draw, theme: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "order": draw.pick("fair", "fair", "fair", "fair", "fifo"),
-        "reserve_after": draw.pick(1, 1, 2, 30),
+        "reserve_after": min(draw.pick(30, 30, 30, 30, 0), draw.pick(1, 1, 2, 30)),
         "ageing": draw.pick(0, 0, 0, 36_000),
         "ended_max": draw.pick(4, 20),
         "ranker": draw.pick(*["fragments"] * 6, "pack", "headroom"),
@@ -370,9 +369,9 @@ def _settings(draw: Draw, theme: str) -> dict[str, Any]:
             "reclaim": draw.pick(True, False),
         }
     if theme == "ever new shapes":
-        settings |= {"order": "fair", "ranker": "fragments", "ended_max": 4}
+        settings |= {"ranker": "fragments", "ended_max": 4}
     if theme in ("backfill", "orders", "drains and reservations"):
-        settings |= {"reserve_after": 1, "order": draw.pick("fair", "fair", "fair")}
+        settings |= {"reserve_after": draw.pick(1, 1, 0)}
     return settings
 
 

@@ -370,7 +370,7 @@ def confirm(world: World) -> tuple[list[str], dict[str, list[Waiting]]]:
 
 def why(world: World, who: Waiting, every: list[Waiting]) -> str:
     """The reason for which it waits, confirmed; empty where there is none."""
-    state, config = world.drive.state, world.drive.config
+    state = world.drive.state
     tenant = state.tenants[who.job.tenant]
     if who.job.hold is not None or tenant.hold is not None:
         return "held"
@@ -380,8 +380,6 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
         return "limit"
     if any(_goes_first(world, other, who, every) for other in every if over_limit(world, other)):
         return "limit of another"
-    if config.order == "fifo" and is_behind(world, who, every):
-        return "ahead"
     soon, taken = left_too_soon(state, who), taken_back(world, who)
     if not starts(world, who, ()):
         return "no room"
@@ -421,25 +419,10 @@ def _goes_first(world: World, other: Waiting, who: Waiting, every: list[Waiting]
     return comes_before(world, other, who, every) and could_ever(world, other)
 
 
-def is_behind(world: World, who: Waiting, every: list[Waiting]) -> bool:
-    """In strict order: whether a job that may start, and cannot, comes before it."""
-    state = world.drive.state
-    return any(
-        comes_before(world, other, who, every)
-        and other.job.hold is None
-        and state.tenants[other.job.tenant].hold is None
-        and other.replica.not_before <= state.time_ms
-        and not over_limit(world, other)
-        and could_ever(world, other)
-        for other in every
-        if other is not who
-    )
-
-
 def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting]) -> bool:
     """By priority, with its age where jobs age, then by arrival. Under fair share either may come first."""
     state, config = world.drive.state, world.drive.config
-    if config.order == "fair" and state.half_life_ms:
+    if state.half_life_ms:
         return True
 
     def key(one: Waiting) -> tuple[int, int, int]:
@@ -532,10 +515,7 @@ def _wrong_reservation(world: World, every: list[Waiting]) -> list[str]:
     void = _void(world)
     if void and every:  # where nothing waits it closes no host to anything, and goes with the next pass
         return [f"hosts are reserved, and {void}"]
-    held = world.drive.engine.planner.reserving.reservation
-    if held is None or world.drive.config.order != "fifo":
-        return []
-    return ["hosts are reserved in strict order"]
+    return []
 
 
 def _wrong_preemptions(world: World) -> list[str]:

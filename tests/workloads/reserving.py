@@ -29,7 +29,7 @@ def made(seed: int) -> Plan:
     for _ in range(hosts):
         draw.worker(models=[H100] * gpus, cpu_milli=0, memory_mib=0, drivers=["noop"])
     settings: dict[str, Any] = {
-        "order": draw.pick("fair", "fair", "fair", "fifo"), "reserve_after": draw.pick(1, 1, 2, 30),
+        "reserve_after": min(draw.pick(30, 30, 30, 0), draw.pick(1, 1, 2, 30)),
         "ageing": draw.pick(0, 0, 0, 36_000), "ended_max": draw.pick(4, 20, 200), "fair_share_half_life": 3_600,
         "ranker": draw.pick("fragments", "fragments", "pack"),
     }  # fmt: skip

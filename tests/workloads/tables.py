@@ -31,7 +31,6 @@ BOUNDS: Final = {
     ("fleet.fleet", "OPENED_MAX"): 64,
     ("fleet.fleet", "TOUCHED_SPARE"): 16,
     ("lifecycle.admission", "MATCHED_MAX"): 32,
-    ("lifecycle.admission", "SOONEST_MAX"): 32,
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
     ("lifecycle.timers", "TIMERS_SPARE"): 16,
     ("outputs.event_encoder", "TEXTS_MAX"): 32,

@@ -25,7 +25,7 @@ ADDED_OFTEN, ADDED_MORE = 5, 40
 STREAM_OFTEN, STREAM_MORE = 4, 40
 RESERVING_OFTEN, RESERVING_MORE = 10, 80
 #: cases that showed what was wrong: a short job in the record that makes the reservation, run times learned later, a
-#: refused job that holds up all others in strict order, a crowd before a short job, the hosts of a lower priority, and
+#: refused job that held up others, a crowd before a short job, the hosts of a lower priority, and
 #: a refused job that leaves its queue group, and GPUs without a known end under a limit
 FOUND = [400_755, 400_428, 400_604, 400_094, 400_326, 400_332, 400_724, 400_544, 403_200]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.reasons import REASONS
-from tests.workloads.reference import Waiting, World, could_ever, is_behind, reserved, starts, taken_back, waiting_in
+from tests.workloads.reference import Waiting, World, could_ever, reserved, starts, taken_back
 
 #: what `explain` may say of a job that the fleet could run, and for which there is no room
 NO_ROOM: Final = {"busy", "sick", "foreign", "lent", "closed", "starts-fail", "host-busy", "gang", "contended"}
@@ -15,7 +15,6 @@ TOLD: Final = {
     "held": {"held"},
     "limit": {"limit"},
     "limit of another": {"limit", "reserved", "leaving", *NO_ROOM},
-    "ahead": {"ahead", "reserved", "leaving", *NO_ROOM},
     "no room": NO_ROOM,
     "no room for all of it": {"reserved", "leaving", *NO_ROOM},  # of a gang, some hosts have room for a part
     "leaving": {"leaving", "reserved"},
@@ -47,8 +46,6 @@ def confirm(world: World, found: dict[str, list[Waiting]]) -> list[str]:
                 ok = reason != "no room" and not starts(world, who, closed)
             elif said == "placing":  # with shares, time alone may let its tenant in: the next record places it
                 ok = reason == "reserved" and world.drive.state.half_life_ms > 0
-            elif said == "ahead" and reason == "limit of another":  # both keep it, and either is true
-                ok = world.drive.config.order == "fifo" and is_behind(world, who, waiting_in(world.drive.state))
             else:
                 ok = said in TOLD["no room for all of it" if who.together > 1 and reason == "no room" else reason]
             if not ok:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         JobInfo,
         JobList,
         JobRow,
-        Plan,
         ReplicaInfo,
         WorkerInfo,
     )
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
+    from moorage.schemas.plan import Plan
 
 __all__ = [
     "Accepted",
@@ -118,7 +118,6 @@ _HOME: Final = {
         "JobInfo",
         "JobList",
         "JobRow",
-        "Plan",
         "ReplicaInfo",
         "WorkerInfo",
     ),
@@ -162,6 +161,7 @@ _HOME: Final = {
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
+    "moorage.schemas.plan": ("Plan",),
     "moorage.bus.lend.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}

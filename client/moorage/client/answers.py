@@ -1,4 +1,4 @@
-"""What the scheduler answers to `show`, `ls`, `explain`, `plan` and `fleet`, as structs.
+"""What the scheduler answers to `show`, `ls`, `explain` and `fleet`, as structs.
 
 Each has in `data` the whole answer as on the wire, with what no field here names.
 """
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Hold
@@ -109,32 +108,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen to a request. `starts` is `now`, `later`, `unknown`, `never`, `refused`, or `none`.
-
-    `ledger` is what the plan is based on: the `if_seq` of a submit that holds only as long. `replicas_now` of
-    `replicas` would start now, at `places`. `in_ms` is when it starts later, on the worker `on`. `waiting` says
-    why it waits, `problem` why it is refused. `preempts` are the jobs that would be ended for it, `starting`
-    waiting jobs that the assumed changes would let start, and `empty`, by drained worker, after how many ms it
-    holds nothing.
-    """
-
-    starts: str
-    ledger: int
-    in_ms: dict[str, int] | None = None
-    on: str = ""
-    places: list[dict[str, Any]] = []
-    replicas_now: int = 0
-    replicas: int = 0
-    warnings: list[str] = []
-    preempts: dict[str, Any] | None = None
-    starting: dict[str, Any] | None = None
-    empty: dict[str, int | None] | None = None
-    waiting: dict[str, Any] | None = None
-    problem: Problem | None = None
-    data: dict[str, Any] = {}
-
-
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. `state` is `up`, `not-heard`, `stale`, `lost`, `left`, `claimed-locally`, or the `flag` that an
     operator set. `cells` has a character for each GPU, as `moorage fleet` prints it. `members` counts the attempts
@@ -184,7 +157,7 @@ class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-T = TypeVar("T", JobInfo, JobList, Explanation, Plan, FleetInfo)
+T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)
 
 
 def told(kind: type[T], data: Mapping[str, Any]) -> T:

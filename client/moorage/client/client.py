@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
 
+import msgspec
+
 from moorage.client.asking import decode_accepted, decode_batch
 from moorage.client.batches import frames_of
 from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, Connected
@@ -19,7 +21,7 @@ from moorage.client.fields import Fields, Paths
 from moorage.client.request_builder import COMMAND, RequestBuilder, What
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Accepted, Answer, Event
+from moorage.schemas.frames import Accepted, Event
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.names import JOB, is_files, is_job
@@ -28,7 +30,7 @@ from moorage.schemas.subjects import PREFIX_DEFAULT
 if TYPE_CHECKING:
     from moorage.bus.contexts import Context
     from moorage.client.admin import Admin
-    from moorage.client.answers import JobList, Plan
+    from moorage.client.answers import JobList
     from moorage.client.fleet import Fleet
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
     from moorage.client.transport import ClientTransport
+    from moorage.schemas.plan import Plan
 
 # Modules that follow jobs are imported by the methods that need them: a command that only submits starts faster.
 
@@ -425,29 +428,15 @@ class AsyncClient:
         answer says what these changes alone would do. To have a submit accepted only while the plan holds, give it
         its `ledger` as `if_seq`. Raises what `submit` raises.
         """
-        from moorage.client.answers import Plan, told
-
-        answer = await self._planned(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields)
-        return told(Plan, answer.data)
-
-    async def _planned(
-        self,
-        what: What | None = None,
-        gpu: GpuSpec | str | int | None = None,
-        *,
-        drain: Sequence[str] = (),
-        add: str | None = None,
-        quota: Quota | None = None,
-        share: Share | None = None,
-        **fields: Unpack[Fields],
-    ) -> Answer:
         from moorage.client.planning import plan_arguments
+        from moorage.schemas.plan import Plan
 
         if what is None and (gpu is not None or fields):
             beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
             raise TypeError(f"{beside} without a request: pass the command or request as the first argument")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
-        return await self._wire.answer("plan", plan_arguments(request, drain, add, quota, share))
+        arguments = plan_arguments(request, drain, add, quota, share)
+        return msgspec.convert(await self._wire.read("plan", arguments), Plan)
 
     async def first_possible(self, requests: Sequence[What]) -> Request:
         """Return the first of these requests that some worker could run, now or later, checked and with its job id.
@@ -461,7 +450,7 @@ class AsyncClient:
 
         if not requests:
             raise rejected("invalid-argument", "no request to choose from", next="name one request or more")
-        return await first_possible(self._planned, [self.request(what) for what in requests])
+        return await first_possible(self.plan, [self.request(what) for what in requests])
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000.

@@ -180,7 +180,7 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
 async def _stored(client: Connected, job: str, name: str, seq: int | None) -> Any:
     """Return a result from the bucket. Raises `NoOutput` if it is no longer kept.
 
-    A worker of an older release reports no sequence number (`seq` is None). Then None is returned for a missing result.
+    If the end names no result (`seq` is None), None is returned for a missing one.
     """
     context = client.context
     api = "$JS.API" if context is None else context.api_prefix

@@ -1,18 +1,18 @@
-"""The capabilities of drivers. A client knows those of release 0.2's drivers; `show` reports those of others."""
+"""The capabilities of drivers. A client knows the most common ones; `show` reports those of others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from moorage.schemas.capabilities import UNKNOWN, UP_TO_0_2, Capabilities, driver_of, reported_capabilities
+from moorage.schemas.capabilities import KNOWN, UNKNOWN, Capabilities, driver_of, reported_capabilities
 
 
 class KnownDrivers:
     """The drivers whose capabilities one client knows."""
 
     def __init__(self) -> None:
-        self._can = dict(UP_TO_0_2)
+        self._can = dict(KNOWN)
 
     def __contains__(self, driver: str) -> bool:
         return driver in self._can

@@ -9,8 +9,8 @@ import msgspec
 
 from moorage.client.errors import rejected
 from moorage.schemas import reasons
-from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
+from moorage.schemas.plan import Plan
 
 #: most hosts that the leader lets one plan add
 ADDED_MAX: Final = 1_024
@@ -20,14 +20,14 @@ Quota = int | Mapping[str, int]
 Share = Mapping[str, int | tuple[int, int]]
 
 #: as `AsyncClient.plan` with a request
-Plan = Callable[[Request], Awaitable[Answer]]
+Plans = Callable[[Request], Awaitable[Plan]]
 #: reasons for waiting for ever that another driver may not have
 _NOT_OFFERED: Final = tuple(
     each.name for each in (reasons.NO_WORKER, reasons.DRIVER, reasons.RULES, reasons.GPU_DRIVER)
 )
 
 
-async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
+async def first_possible(plan: Plans, requests: Sequence[Request]) -> Request:
     """Return the first of these that some worker could run, now or later, and that no limit of the tenant refuses.
 
     If there is none: the first whose driver a worker offers, since workers may come; else the first. One that is
@@ -36,22 +36,19 @@ async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
     offered = None
     for request in requests:
         # a refusal, also for a job id that is taken, would not say whether another request could run
-        planned = (await plan(msgspec.structs.replace(request, job=None, on_no_match="wait"))).data
-        if planned["starts"] != "never" and not _asks_too_much(planned):
+        planned = await plan(msgspec.structs.replace(request, job=None, on_no_match="wait"))
+        if planned.starts != "never" and not _asks_too_much(planned):
             return request
-        if (
-            planned["starts"] == "never"
-            and offered is None
-            and (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED
-        ):
+        is_offered = (planned.waiting or {}).get("reason") not in _NOT_OFFERED
+        if planned.starts == "never" and offered is None and is_offered:
             offered = request
     return offered or requests[0]
 
 
-def _asks_too_much(planned: Mapping[str, Any]) -> bool:
+def _asks_too_much(planned: Plan) -> bool:
     """Return whether a plan says that a limit of the tenant refuses the request's GPUs: fewer may be allowed."""
-    problem = planned.get("problem") or {}
-    return problem.get("code") == "failed-precondition" and str(problem.get("field", "")).startswith("$.gpu")
+    problem = planned.problem
+    return problem is not None and problem.code == "failed-precondition" and problem.field.startswith("$.gpu")
 
 
 def plan_arguments(
@@ -69,7 +66,7 @@ def plan_arguments(
     arguments: dict[str, Any] = {"drain": drained, "add": _added(add)}
     if quota is not None:
         arguments["quota"] = quota if isinstance(quota, int) else dict(quota)
-    if share:  # else left out: a leader of the previous release does not know this field
+    if share:
         arguments["share"] = {
             tenant: {"weight": of} if isinstance(of, int) else {"weight": of[0], "gpus": of[1]}
             for tenant, of in share.items()

@@ -33,13 +33,14 @@ from moorage.schemas.operate import Done, TenantRow
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
-    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList, Plan
+    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
+    from moorage.schemas.plan import Plan
 
 
 class SyncJob(Handle[Job]):

@@ -39,6 +39,7 @@ from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
 from moorage.system.logged import begin_log
 from moorage.system.loops import loop_factory
+from moorage.system.notify import managed
 
 EXIT_UNREACHABLE: Final = 5
 EXIT_BROKEN: Final = 1
@@ -90,7 +91,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     running = asyncio.create_task(scheduler.run())
     stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        async with managed(scheduler.caught_up):
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
         else:
@@ -192,6 +194,6 @@ def main() -> None:
     except Refused as refused:
         print(f"error[{refused.code}]: {refused} {refused.problem.next}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    begin_log(settings.log_level)
+    begin_log(settings.log_level, settings.log_format)
     log_settings(found)
     sys.exit(run(settings))

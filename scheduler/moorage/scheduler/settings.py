@@ -57,6 +57,9 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"
+    log_format: Annotated[
+        Literal["text", "json"], setting("How an entry of the log is written; json: one object a line.")
+    ] = "text"
 
     def __post_init__(self) -> None:
         Config.__post_init__(self)

@@ -14,7 +14,6 @@ OPERATOR: Final = "operator"
 WORKER: Final = "worker"
 #: shown behind an operator whose name nothing proves
 UNVERIFIED: Final = "unverified"
-_KNOWN: Final = (WORKER, "scheduler", "plan", "simulate")
 
 
 def by_operator(name: str) -> str:
@@ -23,14 +22,9 @@ def by_operator(name: str) -> str:
 
 
 def split(actor: str) -> tuple[str, str]:
-    """Return what is proven of an actor as records have it, and the name that the caller gave ("" for none).
-
-    Records of 0.2 have only the latter for orders about workers.
-    """
+    """Return what is proven of an actor as records have it, and the name that the caller gave ("" for none)."""
     by, _, said = actor.partition(" ")
-    if not by or by in (OPERATOR, *_KNOWN) or by.startswith((f"{OPERATOR}:", "tenant:")):
-        return by, said
-    return OPERATOR, actor
+    return by, said
 
 
 def words(by: str, said: str = "") -> str:

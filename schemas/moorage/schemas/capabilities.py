@@ -79,15 +79,18 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 #: a driver of which nothing is known
 UNKNOWN: Final = Capabilities()
 
-#: the drivers of the releases up to 0.2, whose workers report no capabilities
-UP_TO_0_2: Final[Mapping[str, Capabilities]] = {
+#: the drivers of which a client knows what they can do without asking; what a worker reports holds over it
+KNOWN: Final[Mapping[str, Capabilities]] = {
     DRIVER_DEFAULT: Capabilities(
-        needs_argv=True, keeps_output=True, ends_streams=True, outlives_agent=True, fence="supervisor"
+        needs_argv=True,
+        keeps_output=True,
+        ends_streams=True,
+        brings_files=True,
+        outlives_agent=True,
+        fence="supervisor",
     ),
-    "noop": Capabilities(keeps_output=True, uses_devices=False, simulated_only=True),
-    "handler": Capabilities(
-        ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False, config=["input"]
-    ),
+    "noop": Capabilities(keeps_output=True, brings_files=True, uses_devices=False, simulated_only=True),
+    "handler": Capabilities(ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False),
 }
 
 

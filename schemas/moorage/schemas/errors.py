@@ -26,10 +26,6 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "not-permitted": ("caller", "this user may not do that here"),
     "no-match": ("fleet", "no known worker could ever run this"),
     "moved-on": ("caller", "the ledger has moved on since the plan that if_seq names: what it said may not hold"),
-    "cannot-start-in-time": (
-        "fleet",
-        "as far as known run times tell, it cannot start within start_within_s, even if nothing waited before it",
-    ),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),

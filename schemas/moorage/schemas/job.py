@@ -242,7 +242,7 @@ class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     """What OpenShell asks of GPUs: a count and, in an interim form, exact devices."""
 
     count: int | None = None
-    # not written where it was not sent: what was stored of a request of release 0.2 has none
+    # not written where it was not sent
     device_ids: list[str] | UnsetType = UNSET  # the same as `driver_config.<driver>.gpu_device_ids`; [] is none
     device_id: str | UnsetType = UNSET  # one device id, in place of `device_ids`
 
@@ -413,8 +413,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def device_ids(self) -> tuple[str, ...]:
         """The ids of the exact devices for each replica; empty means any that fit.
 
-        A ledger of release 0.2 may have requests whose ids were never checked. If one of them is invalid, this is
-        empty.
+        Also empty if one of them is invalid: such a request is refused.
         """
         if not self.driver_config and self.template is None and self.resource_requirements is None:
             return ()

@@ -24,7 +24,6 @@ class Cure(Enum):
     REQUEST = auto()  # another request
     TIME_LIMIT = auto()  # a time limit with which it ends before the hosts are needed
     LIMIT = auto()  # a higher limit of its tenant, or less of the tenant under it
-    TURN = auto()  # a higher priority, or without the job before it
     RELEASE = auto()  # an operator lets it go on
 
 
@@ -250,12 +249,6 @@ RESERVED: Final = add(
     "hosts that it would fit on are reserved for another job: one that waited longer, or for which jobs were ended",
     "a smaller request may fit beside the reservation",
     cures=_IN_TIME,
-)
-AHEAD: Final = add(
-    "ahead",
-    "the scheduler starts jobs in strict order, and a job that comes before it still waits",
-    "wait, or ask your operator for a higher priority: moorage admin priority {job} --to 90",
-    cures=(Cure.TURN, Cure.REQUEST),
 )
 PREEMPTING: Final = add(
     "preempting",

@@ -212,15 +212,14 @@ class Scan:
 
 
 def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
-    """Return the entry that marks a state folder; None if there is none, as with supervisors of moorage 0.2."""
+    """Return the entry that marks a state folder; None if there is none."""
     return next((entry for entry in entries if entry.startswith(_STATE_MARK_ENTRY)), None)
 
 
 def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
     """Scan the environment of every process for these named sets of marks; a process that has all of a set matches it.
 
-    A set without a state folder's mark, which an older supervisor wrote, does not match a process that has one, since
-    that belongs to another deployment. Unless `own_uid` is 0, processes of other users are left out: children of this
+    Unless `own_uid` is 0, processes of other users are left out: children of this
     process cannot become such, except by set-user-ID programs. This process itself is left out, too.
     """
     wanted = [(name, frozenset(entries)) for name, entries in marks.items() if entries]
@@ -243,7 +242,7 @@ def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
         if not environ or (state_mark is not None and not any(entry.startswith(_MARK_ENTRIES) for entry in environ)):
             found.unreadable.append(process)
         for name, entries in wanted:
-            if entries <= environ and state_mark == state_mark_of(entries):
+            if entries <= environ:
                 found.marked.setdefault(name, []).append(process)
     return found
 

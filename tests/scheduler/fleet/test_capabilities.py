@@ -1,4 +1,4 @@
-"""What drivers can do goes from the join to `fleet` and `show`; older workers and older schedulers lack it."""
+"""What drivers can do goes from the join to `fleet` and `show`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import msgspec
 
 from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities, driver_of, reported_capabilities
-from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.frames import VERSION, Hello
 from tests.scheduler.driving import Driving
 
 #: keys as the driver of another package might have
@@ -25,13 +23,13 @@ def shown(drive: Driving, job: str) -> dict[str, Any]:
 def test_fleet_and_show_carry_what_the_join_told() -> None:
     drive = Driving()
     drive.worker("w0", drivers=["process", "parrot"], capabilities={"parrot": CAN})
-    drive.worker("older")
+    drive.worker("untold")
     drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
     drive.submit("untold", run={"argv": ["true"]})
     rows = {row["worker"]: row["capabilities"] for row in views.fleet(drive.engine, drive.now)["workers"]}
-    assert rows == {"w0": {"parrot": msgspec.to_builtins(CAN)}, "older": {}}
+    assert rows == {"w0": {"parrot": msgspec.to_builtins(CAN)}, "untold": {}}
     assert reported_capabilities(shown(drive, "said")) == CAN
-    assert "capabilities" not in shown(drive, "untold"), "a worker of an older release tells nothing"
+    assert "capabilities" not in shown(drive, "untold"), "its worker told nothing"
     assert driver_of(shown(drive, "untold")) == DRIVER_DEFAULT
 
 
@@ -46,21 +44,6 @@ def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot
         (row,) = views.fleet(drive.engine, drive.now)["workers"]
         assert row["capabilities"] == {"parrot": msgspec.to_builtins(CAN)}
         assert reported_capabilities(shown(drive, "said")) == CAN
-
-
-def test_a_scheduler_of_an_older_release_takes_the_hello_of_this_one() -> None:
-    class Older(msgspec.Struct, tag_field="kind", tag="hello"):
-        """A hello as releases up to 0.2 knew it, but for what does not matter here."""
-
-        worker: str
-        boot: str
-        v: int = VERSION
-        drivers: list[str] = []
-
-    for json in (True, False):
-        said = encode(Hello("w", "b", drivers=["parrot"], capabilities={"parrot": CAN}), json=json)
-        assert Decoder(Older)(said) == Older("w", "b", drivers=["parrot"])
-        assert Decoder(Hello)(said).capabilities == {"parrot": CAN}
 
 
 def test_capabilities_of_a_later_release_and_of_none_can_be_read() -> None:

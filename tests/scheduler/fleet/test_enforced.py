@@ -52,7 +52,7 @@ def told(drive: Driving, job: str) -> list[Any]:
         (GUARDED, {"sharing": "mps", "share": {"memory_mib": 4000}}, ADVISORY),  # nothing is told of this mode
         (GUARDED, {}, HARD),
         (COUNTED, PART, ADVISORY),
-        (None, PART, ADVISORY),  # a worker of an older release
+        (None, PART, ADVISORY),  # a worker that tells none
         (None, {}, HARD),
         ({"process": Capabilities(enforced={"time-slice": Enforced("sworn", "hard")})}, PART, None),
     ],

@@ -41,17 +41,16 @@ def test_a_leader_names_who_stands_by_with_other_settings(caplog: pytest.LogCapt
 
     async def play() -> None:
         bus, leads = SimulatedBus(), True
-        ours = Standings(bus.connect("a"), SUBJECTS, "a", Config(order="fifo", reserve_after=60.0))
+        ours = Standings(bus.connect("a"), SUBJECTS, "a", Config(ranker="pack", reserve_after=60.0))
         await ours.listen()
-        same, other, old = bus.connect("b"), bus.connect("c"), bus.connect("d")
+        same, other = bus.connect("b"), bus.connect("c")
         speaking = [
             asyncio.create_task(ours.announce(lambda: (1, leads))),
             asyncio.create_task(
-                Standings(same, SUBJECTS, "b", Config(order="fifo", reserve_after=60.0)).announce(lambda: (1, False))
+                Standings(same, SUBJECTS, "b", Config(ranker="pack", reserve_after=60.0)).announce(lambda: (1, False))
             ),
-            asyncio.create_task(Standings(other, SUBJECTS, "c", Config(order="fifo")).announce(lambda: (1, False))),
+            asyncio.create_task(Standings(other, SUBJECTS, "c", Config(ranker="pack")).announce(lambda: (1, False))),
         ]
-        await old.send([(SUBJECTS.standing, encode(Standing("d", RELEASE, 1, 0, False)), "")])
         await asyncio.sleep(5 * SAY_S)
         told = [record.getMessage() for record in caplog.records]
         text = (
@@ -59,7 +58,7 @@ def test_a_leader_names_who_stands_by_with_other_settings(caplog: pytest.LogCapt
         )
         assert told == [text], "once, and of nobody else"
         rows = {row["scheduler"]: row.get("settings") for row in ours.rows()}
-        assert (rows["a"], rows["c"]) == ({"order": "fifo", "reserve_after": 60.0}, {"order": "fifo"})
+        assert (rows["a"], rows["c"]) == ({"ranker": "pack", "reserve_after": 60.0}, {"ranker": "pack"})
         leads = False
         for task in speaking:
             task.cancel()

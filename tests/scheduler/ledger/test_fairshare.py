@@ -202,22 +202,6 @@ def test_inflation_grows_with_time_and_doubles_in_a_half_life(at: int, more: int
     assert inflation(at % half_life, half_life) == pytest.approx(exact, rel=1e-6)
 
 
-def test_strict_order_lets_nobody_pass_but_whoever_could_never_start() -> None:
-    drive = Driving(Config(order="fifo"))
-    drive.worker("w0", 2)
-    drive.submit("one", gpu={})
-    drive.submit("never", gpu={"count": 9})
-    drive.submit("big", gpu={"count": 2})
-    drive.submit("small", gpu={})
-    assert [drive.states(name) for name in ("one", "never", "big", "small")] == [["PLACED"], *[["QUEUED"]] * 3]
-    drive.pass_time(40_000)  # beyond every patience
-    assert drive.states("small") == ["QUEUED"]
-    drive.settle()
-    drive.run_out("w0")
-    drive.settle()
-    assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])
-
-
 def test_rates_are_remembered_up_to_a_bound() -> None:
     """Beyond it they are found again, and are the same."""
     fleet, shapes = Fleet(), Shapes()

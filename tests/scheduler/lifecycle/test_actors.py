@@ -113,7 +113,6 @@ def test_an_order_is_the_operators_that_its_subject_names() -> None:
         ("operator:ana root", "operator:ana (says root)"),
         ("operator root", "operator, unverified (says root)"),
         ("operator", "operator, unverified"),
-        ("root", "operator, unverified (says root)"),  # an order about a worker in a record of 0.2
         ("tenant:t ann lee", "tenant:t (says ann lee)"),
         ("scheduler", "scheduler"),
         ("", ""),

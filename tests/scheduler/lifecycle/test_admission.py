@@ -898,3 +898,11 @@ def test_all_are_heard_once_each_has_renewed_or_joined_in_this_reign() -> None:
     drive.renew("w2")
     look()
     assert told == [False, False, True, True, True], "a join is heard, too"
+
+
+def test_a_cwd_is_absolute_or_below_the_folder() -> None:
+    drive = Driving()
+    for job, cwd in (("j", "src"), ("k", "/src")):
+        assert "code" not in drive.submit(job, run={"argv": ["x"], "cwd": cwd})
+    for cwd in ("", "../src", "src/../..", "a\0b"):
+        assert drive.submit("l", run={"argv": ["x"], "cwd": cwd})["code"] == "invalid-argument"

@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.lifecycle.lending import Lending
-from moorage.scheduler.core.queries import views
 from moorage.schemas.frames import Device, Goodbye, Hello, Join
 from tests.scheduler.driving import H100, Driving
 from tests.scheduler.honest_worker import Worker
@@ -166,20 +164,3 @@ def test_each_vendor_counts_its_own_and_parts_of_a_device_have_its_index() -> No
     others = [Device(0, "amd", "MI300X", "a" * 16), Device(5, "amd", "MI300X", "b" * 16)]
     drive.worker("w0", gpu_pool=[gpu(0), *parts, *others], lent_slots=[4, 0])
     assert drive.state.workers["w0"].session
-
-
-def test_what_two_workers_lent_before_it_was_refused_is_told_until_one_has_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drive = Driving()
-    with monkeypatch.context() as older:  # a release that took both
-        older.setattr(Lending, "check", lambda *_: None)
-        drive.worker("w0", gpu_pool=[gpu(0)])
-        drive.worker("w1", gpu_pool=[gpu(1), gpu(0, 1)])
-        drive.worker("w2", gpu_pool=[gpu(2)])
-    drive.lead()
-    told = [{"uuid": gpu(0).uuid, "worker": "w0", "other": "w1"}]
-    assert views.fleet(drive.engine, drive.now)["lent_twice"] == told
-    drive.send("w0", Goodbye(drive.workers["w0"].session))
-    drive.tick()
-    assert "lent_twice" not in views.fleet(drive.engine, drive.now)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import fleet
 from moorage.scheduler.core.ledger.state import AVOID_MAX
 from moorage.scheduler.core.queries.waiting import explain_job
@@ -410,11 +409,10 @@ def test_whoever_comes_when_runs_where_it_may_and_nowhere_else(steps: list[tuple
     assert sum(worker.told["refused"] for worker in drive.workers.values()) == 0
 
 
-@pytest.mark.parametrize("order", ["fair", "fifo"])
 @pytest.mark.parametrize("gpu", [{}, None])
-def test_a_replica_that_waits_is_not_sent_where_another_one_is_refused_in_this_record(order: Any, gpu: Any) -> None:
+def test_a_replica_that_waits_is_not_sent_where_another_one_is_refused_in_this_record(gpu: Any) -> None:
     """The job avoids the worker from this record on; the replicas that waited stood in the group of before."""
-    drive = Driving(Config(order=order))
+    drive = Driving()
     drive.worker("w0", 1, auto=False, cpu_milli=1_000)
     drive.submit("j", gpu=gpu, replicas=3, resources={"cpu_milli": 1_000})
     drive.submit("next", gpu=gpu, resources={"cpu_milli": 1_000})
@@ -425,33 +423,6 @@ def test_a_replica_that_waits_is_not_sent_where_another_one_is_refused_in_this_r
     drive.pass_time(2_000)
     assert sorted(drive.placed_on("j")) == ["-", "-", "w1"], "none was sent to the worker that refuses the job"
     assert drive.placed_on("next") == ["w0"], "while that was the only worker j could never start"
-
-
-@pytest.mark.parametrize("gpu", [{}, None])
-def test_in_strict_order_a_job_that_every_worker_refuses_stops_nobody(gpu: Any) -> None:
-    """It could start on no worker of the fleet; all that came after it waited beside free GPUs for ever."""
-    drive = Driving(Config(order="fifo"))
-    drive.worker("w0", 2, auto=False)
-    drive.submit("refused", gpu=gpu)
-    drive.fact("refused", "refused", detail=WHY)
-    drive.pass_time(2_000)  # its pause is over
-    drive.submit("other", tenant="y", gpu={})
-    assert (drive.states("refused"), drive.states("other", "y")) == (["QUEUED"], ["PLACED"])
-    drive.worker("w1", 0 if gpu is None else 1, auto=False)
-    drive.pass_time(60_000)
-    assert drive.placed_on("refused") == ["w1"]
-
-
-def test_a_gang_that_too_few_workers_would_take_stops_nobody_in_strict_order() -> None:
-    drive = Driving(Config(order="fifo"))
-    drive.worker("w0", 2, auto=False)
-    drive.worker("w1", 2, auto=False)
-    drive.submit("gang", gpu={"count": 2, "scheduling": "gang"}, replicas=2)
-    drive.fact("refused", "gang", detail=WHY)
-    drive.facts([("not-held", "gang", 1, 0, "")])
-    drive.pass_time(2_000)
-    drive.submit("other", tenant="y", gpu={})
-    assert drive.states("other", "y") == ["PLACED"]
 
 
 def test_a_job_that_every_worker_refuses_holds_up_nobody_at_its_tenants_limit() -> None:
@@ -465,17 +436,3 @@ def test_a_job_that_every_worker_refuses_holds_up_nobody_at_its_tenants_limit() 
     drive.worker("w1", 0)  # something changes, so all that waits is tried again
     drive.submit("behind", gpu={})
     assert (drive.states("runs"), drive.states("behind")) == (["PLACED"], ["PLACED"])
-
-
-def test_in_strict_order_the_hold_of_a_job_lets_those_that_ask_for_the_same_start() -> None:
-    """What was found out about the first job of the queue group stayed when it left, so the next waited for ever."""
-    drive = Driving(Config(order="fifo"))
-    drive.worker("w0", 1, auto=False)
-    drive.operate("drain", "w0", from_s=60.0)
-    drive.submit("long", gpu={}, run={"driver": "noop", "timeout_s": 600})
-    drive.submit("short", gpu={}, run={"driver": "noop", "timeout_s": 5})
-    drive.pass_time(2_000)
-    assert drive.states("short") == ["QUEUED"], "in strict order the long one is first"
-    drive.order("hold", job="long")
-    drive.pass_time(2_000)
-    assert drive.states("short") == ["PLACED"]

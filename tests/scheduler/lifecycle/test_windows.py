@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries import views
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End
@@ -235,19 +234,3 @@ def test_what_cannot_be_is_refused_with_the_field(fields: dict[str, Any], named:
         act_of("drain", fields)
     told = refused.value.problem
     assert named in f"{told.message} {told.field} {told.found}"
-
-
-def test_in_strict_order_one_that_is_too_long_keeps_its_place_alone_from_those_behind_it() -> None:
-    drive = Driving(Config(order="fifo"))
-    drive.worker("w0", 2)
-    drive.operate("drain", "w0", from_s=600.0)
-    drive.submit("long", gpu={}, run={"driver": "noop", "timeout_s": 5_000, "grace_s": 1})
-    drive.submit("behind", gpu={}, run={"driver": "noop", "timeout_s": 60, "grace_s": 1})
-    assert (drive.states("long"), drive.states("behind")) == (["QUEUED"], ["QUEUED"])
-    drive.cancel("long")
-    assert drive.states("behind") == ["PLACED"], "who stands first now has another limit"
-    drive.submit("again", gpu={}, run={"driver": "noop", "timeout_s": 5_000, "grace_s": 1})
-    drive.tick()
-    drive.cancel("again")
-    drive.submit("instead", gpu={}, run={"driver": "noop", "timeout_s": 60, "grace_s": 1})
-    assert drive.states("instead") == ["PLACED"]

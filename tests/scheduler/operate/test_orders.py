@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -430,10 +430,9 @@ def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driv
     assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])
 
 
-@pytest.mark.parametrize("order", ["fair", "fifo"])
-def test_at_the_limit_what_has_no_known_end_is_not_waited_for(order: Literal["fair", "fifo"]) -> None:
+def test_at_the_limit_what_has_no_known_end_is_not_waited_for() -> None:
     """A job that needs GPUs of a service held up all later jobs of its tenant for as long as the service ran."""
-    drive = Driving(Config(order=order))
+    drive = Driving()
     drive.worker("w0", 8)
     drive.order("limit", gpus=4)
     drive.submit("service", gpu={"count": 2}, labels={"workload": "service"})
@@ -631,17 +630,3 @@ def test_the_state_of_a_new_tenant_holds_nothing() -> None:
     assert not State().tenant("t").ordered
     assert SUBJECTS.admin("hold") == "moorage.admin._.hold"
     assert SUBJECTS.admin("hold", "ana") == "moorage.admin.ana.hold"
-
-
-@pytest.mark.parametrize("act", ["hold", "limit"])
-def test_in_strict_order_who_is_held_or_over_a_limit_stops_nobody_though_it_found_no_room_before(act: str) -> None:
-    drive = Driving(Config(order="fifo"))
-    drive.worker("w0", 4)
-    drive.submit("runs", tenant="v", gpu={"count": 2})
-    drive.settle()
-    drive.submit("wide", tenant="v", gpu={"count": 4})
-    drive.submit("small", gpu={})
-    drive.tick()
-    assert drive.states("small") == ["QUEUED"]
-    drive.order(act, tenant="v", **({"gpus": 4} if act == "limit" else {}))
-    assert (drive.states("wide", "v"), drive.states("small")) == (["QUEUED"], ["PLACED"])

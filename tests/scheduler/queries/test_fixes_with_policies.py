@@ -1,4 +1,4 @@
-"""Every fix that is told really starts the job: under strict order, limits, shares, reservations, drains, preemption.
+"""Every fix that is told really starts the job: under limits, shares, reservations, drains, preemption.
 
 Worlds are made from seeds, twice alike: in one the question is asked, in the other what was told is done.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,10 +30,9 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        orders: tuple[Literal["fair", "fifo"], ...] = ("fair", "fair", "fair", "fifo")
-        order = rng.choice(orders)
         config = Config(
-            order=order, preempt_priority=rng.choice([101, 101, 80]), preempt_after=rng.choice([0.0, 3600.0]),
+            reserve_after=rng.choice((30.0, 30.0, 30.0, 0.0)),
+            preempt_priority=rng.choice([101, 101, 80]), preempt_after=rng.choice([0.0, 3600.0]),
             reclaim=rng.random() < 0.2, ageing=rng.choice([0.0, 0.0, 600.0]),
         )  # fmt: skip
         self.drive = Driving(config)
@@ -218,10 +217,8 @@ def test_each_kind_of_fix_is_met_and_tried() -> None:
     met: Counter[str] = Counter()
     for seed in range(SEEDS):
         met += check(seed)
-    assert all(
-        met[name] for name in ("gpu", "run", "replicas", "resources", "admin limit", "admin priority", "cancel")
-    ), met
-    reasons = ("busy", "ahead", "limit", "reserved", "leaving", "held", "gang", "closed")
+    assert all(met[name] for name in ("gpu", "run", "replicas", "resources", "admin limit", "cancel")), met
+    reasons = ("busy", "limit", "reserved", "leaving", "held", "gang", "closed")
     assert all(met[reason] for reason in reasons), met
 
 
@@ -264,31 +261,17 @@ def test_behind_a_reservation_a_time_limit_lets_it_go_first() -> None:
     assert fix["request"]["run"]["timeout_s"] == 900
 
 
-def test_in_strict_order_an_own_job_before_it_or_a_priority() -> None:
-    drive = Driving(Config(order="fifo"))
+def test_another_tenants_job_is_not_named() -> None:
+    drive = Driving()
     drive.worker("w0", 2)
-    drive.submit("runs", gpu={})
+    drive.submit("runs", gpu={}, tenant="u", run=limited(1_000))
     drive.settle()
-    drive.submit("wide", gpu={"count": 2})
+    drive.submit("secret", gpu={"count": 2}, tenant="u")
+    drive.pass_time(PATIENCE_MS + 2_000)
     drive.submit("j", gpu={})
     told = drive.explained("j")
-    assert (told["reason"], told["because"]) == ("ahead", "job wide comes first, and has to start before it")
-    assert [fix["command"] for fix in drive.fixes("j")] == [
-        "moorage cancel wide --tenant t", "moorage admin priority j --tenant t --to 51",
-    ]  # fmt: skip
-    drive.cancel("wide")
-    assert drive.states("j") == ["PLACED"], "whoever has gone stops nobody"
-
-
-def test_another_tenants_job_is_not_named() -> None:
-    drive = Driving(Config(order="fifo"))
-    drive.worker("w0", 1)
-    drive.submit("runs", gpu={}, tenant="u")
-    drive.submit("secret", gpu={"count": 1}, tenant="u")
-    drive.submit("j")
-    told = drive.explained("j")
     assert "secret" not in json.dumps([told, drive.fixes("j")])
-    assert told["because"] == "a job of another tenant comes first, and has to start before it"
+    assert (told["reason"], told["held_by"][0]) == ("reserved", "a job of another tenant, which has waited longer")
 
 
 # ------------------------------------------------- what the worlds above have shown, each by itself

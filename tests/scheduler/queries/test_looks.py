@@ -138,6 +138,32 @@ def test_why_a_start_is_unknown_is_not_said_of_a_job_that_is_newer_than_the_fore
     assert "starts_unknown" in foresight.explained("t", "newer")
 
 
+@pytest.mark.parametrize("field", ["start_within_s", "deadline_s"])
+def test_who_is_not_expected_to_start_in_time_is_told_so_before(field: str) -> None:
+    """It is accepted, as an estimate is no bound, and ends once its time is over."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [10] * 8)
+    submit(drive, "runs")
+    drive.now += 4 * MINUTE
+    drive.renew()
+    assert drive.submit("late", gpu={}, **{field: 300.0})["kind"] == "accepted"
+    assert (
+        drive.submit("fine", gpu={}, run={"driver": "noop", "argv": ["train"]}, **{field: 420.0})["kind"] == "accepted"
+    )
+    found = look_ahead(drive)
+    assert found.late == {"t": {"late": f"{field} is over before it would start"}}
+    assert list(found.starts["t"]) == ["fine"]
+    foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
+    foresight._forecast = found
+    assert foresight.explained("t", "late")["starts_unknown"] == f"{field} is over before it would start"
+    plan = planned(drive, {"gpu": {}, field: 100.0})
+    assert plan.waiting is not None
+    assert (plan.starts, plan.waiting["starts_unknown"]) == ("unknown", f"{field} is over before it would start")
+    drive.pass_time(301_000, step=10_000)
+    assert drive.states("late") == ["EXPIRED"]
+
+
 def nothing(*_: object) -> None:
     """Nobody hears it."""
 

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.whatif import child
-from moorage.scheduler.whatif.plan import PlanAsk, Planned, decode_planned, plan
+from moorage.scheduler.whatif.plan import PlanAsk, decode_planned, plan
 from moorage.schemas.frames import Device
+from moorage.schemas.plan import Plan
 from tests.scheduler.driving import H100, Driving
 from tests.scheduler.queries.test_fixes import ASKS, HOSTS, world
 from tests.scheduler.queries.test_forecast import MINUTE, learned, look_ahead, submit
 
 
-def planned(drive: Driving, asks: dict[str, Any] | None = None, *, tenant: str = "t", **edits: Any) -> Planned:
+def planned(drive: Driving, asks: dict[str, Any] | None = None, *, tenant: str = "t", **edits: Any) -> Plan:
     body = {} if asks is None else {"request": {"run": {"driver": "noop"}, **asks}}
     asked = msgspec.convert({**body, **edits}, PlanAsk)
     answer = child.ask(lambda: plan(drive.engine, drive.now + 1, tenant, asked))

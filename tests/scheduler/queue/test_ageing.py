@@ -71,7 +71,7 @@ def test_nobody_grows_above_the_bound() -> None:
 def test_the_order_is_that_of_the_classes_they_have_come_up_to(
     came: list[tuple[int, int]], points: float, most: int
 ) -> None:
-    drive = one_gpu(ageing=points, ageing_to=most, order="fifo")  # where nothing is reserved
+    drive = one_gpu(ageing=points, ageing_to=most, reserve_after=86_400)  # nothing is reserved
     drive.submit("runs", gpu={}, priority=100)
     drive.settle()
     waiting: dict[str, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -166,9 +166,8 @@ def test_a_drain_elsewhere_is_no_reason_not_to_preempt() -> None:
     assert drive.states("hi") == ["RUNNING"]
 
 
-@pytest.mark.parametrize("order", ["fair", "fifo"])
-def test_nobody_ends_on_a_host_that_the_preemptor_may_not_use(order: Literal["fair", "fifo"]) -> None:
-    drive = full(Config(preempt_priority=80, preempt_after=60.0, order=order))
+def test_nobody_ends_on_a_host_that_the_preemptor_may_not_use() -> None:
+    drive = full(Config(preempt_priority=80, preempt_after=60.0))
     drive.operate("drain", "w0", from_s=4 * 3600.0, within_s=60.0)
     for name, seconds in (("hi", DAY_S), ("behind", DAY_S)):
         drive.submit(name, gpu={}, priority=90, run=lasting(seconds))

@@ -516,33 +516,10 @@ def test_within_a_tenant_priority_decides_also_over_its_guarantee(need: int) -> 
     assert sum(drive.states(f"low{number}") == ["QUEUED"] for number in range(2)) == need
 
 
-# -------------------------------------------------------------------------------------------- strict order
-
-
-def strict(*hosts: int, **settings: Any) -> Driving:
-    drive = Driving(Config(order="fifo", preempt_after=0.0, **settings))
-    for index, gpus in enumerate(hosts):
-        drive.worker(f"w{index}", gpus, "NVIDIA T4" if index else "NVIDIA H100 80GB HBM3")
-    return drive
-
-
-def test_in_strict_order_the_job_that_takes_back_starts_before_the_earlier_one_that_ended_for_it() -> None:
-    """The borrower waits again in its old place, which is the first, and kept the job from the GPU freed for it."""
-    drive = strict(1, reclaim=True)
-    drive.order("share", tenant="own", gpus=1)
-    drive.submit("borrows", gpu={})
-    drive.settle()
-    drive.submit("owner", gpu={}, tenant="own")
-    for _ in range(20):
-        drive.pass_time(2_000)
-        drive.settle()
-    assert (drive.states("owner", "own"), drive.states("borrows")) == (["RUNNING"], ["QUEUED"])
-    assert drive.replica("borrows").attempt == 1, "and it is not ended in turns"
-
-
 def test_a_tenant_within_its_guarantee_ends_its_own_job_of_lower_priority_where_nobody_has_borrowed() -> None:
     """It had the right to take back, and that was its only one: it waited for its own job to end by itself."""
-    drive = strict(2, reclaim=True, preempt_priority=80)
+    drive = Driving(Config(preempt_after=0.0, reclaim=True, preempt_priority=80))
+    drive.worker("w0", 2)
     drive.order("share", tenant="own", gpus=3)
     drive.order("share", tenant="other", gpus=1)
     drive.submit("others", gpu={}, tenant="other", priority=10)
@@ -556,9 +533,10 @@ def test_a_tenant_within_its_guarantee_ends_its_own_job_of_lower_priority_where_
     assert drive.states("others", "other") == ["RUNNING"], "its GPU is guaranteed to another tenant"
 
 
-def test_in_strict_order_age_does_not_keep_a_preemptor_from_what_was_freed_for_it() -> None:
+def test_age_does_not_keep_a_preemptor_from_what_was_freed_for_it() -> None:
     """The age of a job counts from its acceptance when it waits, and only until its start when it defends itself."""
-    drive = strict(1, preempt_priority=80, ageing=600)
+    drive = Driving(Config(preempt_after=0.0, preempt_priority=80, ageing=600))
+    drive.worker("w0", 1)
     drive.submit("old", gpu={}, priority=60)
     drive.settle()
     drive.pass_time(600_000, step=60_000)
@@ -566,26 +544,3 @@ def test_in_strict_order_age_does_not_keep_a_preemptor_from_what_was_freed_for_i
     drive.pass_time(2_000)
     drive.settle()
     assert (drive.states("high"), drive.states("old")) == (["RUNNING"], ["QUEUED"])
-
-
-def test_in_strict_order_a_job_passes_the_first_one_on_hosts_freed_for_it_alone() -> None:
-    drive = strict(2, 1, reclaim=True)
-    drive.order("share", tenant="own", gpus=8)
-    drive.submit("borrows", gpu={"model": "H100", "count": 2})
-    drive.submit("fills", gpu={"model": "T4"}, tenant="own")
-    drive.settle()
-    for worker in drive.workers.values():
-        worker.auto = False
-    drive.submit("owner", gpu={}, tenant="own")
-    drive.pass_time(2_000)
-    held = {key[1]: (worker, key) for worker in drive.workers.values() for key in worker.held}
-    for name in ("borrows", "fills"):  # the first is not seen free yet
-        worker, key = held[name]
-        worker.finish(key, -15, "end", freed=name == "fills")
-    drive.settle()
-    assert drive.states("owner", "own") == ["QUEUED"], "a T4 is free, and a job for H100 is first"
-    worker, key = held["borrows"]
-    worker.free(key)
-    drive.settle()
-    drive.pass_time(30_000)
-    assert (drive.placed_on("owner", "own"), drive.states("borrows")) == (["w0"], ["QUEUED"])

@@ -86,15 +86,15 @@ def _never(draft: Draft, group: Group) -> bool:
 
 # the last seeds: tenants to which more was owed by and by than to the one with the reservation
 @pytest.mark.parametrize("seed", turns([*range(22), 99, 1_072], often=2, more=6))
-@pytest.mark.parametrize("order", ["fair", "fifo", "shared", "tenants", "reclaimed"])
+@pytest.mark.parametrize("order", ["fair", "shared", "tenants", "reclaimed"])
 def test_the_same_placements_as_where_every_line_is_looked_at(seed: int, order: str) -> None:
     config = Config(
-        ranker="pack", order="fifo" if order == "fifo" else "fair", reserve_after=30, reclaim=order == "reclaimed",
+        ranker="pack", reserve_after=30, reclaim=order == "reclaimed",
         preempt_priority=80 if order == "reclaimed" else 101, preempt_after=1,
     )  # fmt: skip
     tenants = 6 if order in ("tenants", "reclaimed") else 1
     short, full = (Looking(seed, config, shortcut=shortcut, tenants=tenants) for shortcut in (True, False))
-    if order not in ("fair", "fifo"):
+    if order != "fair":
         for each in (short, full):
             each.drive.order("share", tenant="t", weight=2)
             if tenants > 1:

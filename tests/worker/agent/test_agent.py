@@ -462,17 +462,12 @@ async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know
         assert "started" not in seat.kinds(name_of("f"))
 
 
-async def test_a_lease_is_of_the_devices_that_the_request_names(nats_url: str, unique: str, tmp_path: Path) -> None:
-    """A scheduler of a release before 0.3 does not read them; and what does not support GPUs refuses them."""
-    config = {"noop": {"gpu_device_ids": ["2"]}, "docker": 5}
+async def test_what_a_request_says_to_its_driver_is_checked_by_the_worker(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add()
         await w.leader.joined("w1")
-        wrong, right = body(driver_config=config), body("hang", driver_config=config)
-        await w.leader.want("w1", place(name_of("wrong"), wrong, (1,)), place(name_of("right"), right, (2,)))
-        refused = await w.leader.heard("w1", "refused", name_of("wrong"))
-        assert refused.detail == "not-here: the job was placed on other devices than its request names"
-        await w.leader.heard("w1", "started", name_of("right"))
         shape = body(driver_config={"noop": {"gpu_device_ids": ["0", "0"]}}, gpu={"count": 2})
         typo = body(driver_config={"noop": {"typo": 1}})
         no_gpus = agent.drivers["noop"]

@@ -167,10 +167,6 @@ async def test_one_replica_that_is_distributed_is_rank_0_of_1_on_its_own_host(na
             assert (rank, world, local, address) == ("0", "1", "0", "127.0.0.1")
             ports.append(int(port))
         assert 41500 <= ports[0] < ports[1], "each meets itself at a port of its own"
-        several = name_of("several", fence=20)  # as a scheduler of 0.2 lets through
-        old = body("echo rank=$RANK", gpu={"distributed": {}}, replicas=2)
-        await leader.want("w1", place(several, old, (2,)))
-        await until(lambda: leader.text(several) == "rank=\n", what="the words of one without a rank")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +188,7 @@ async def test_what_a_host_lacks_is_refused_and_what_the_request_lacks_fails(
 ) -> None:
     """A secret, a user, a folder or a program that one host lacks failed the job, though another host had it."""
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
-        await leader.want("w1", msgspec.structs.replace(place(name_of(), body("", run=run)), folder=True))
+        await leader.want("w1", place(name_of(), body("", run=run)))
         refused = await leader.heard("w1", "refused", name_of())
         assert (refused.code, refused.detail[: len(why)]) == (code, why)
         assert leader.seat("w1").kinds(name_of())[-1] == "refused"

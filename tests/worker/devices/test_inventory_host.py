@@ -80,17 +80,15 @@ def test_a_machine_without_any_name_draws_one_and_keeps_it(root: Path) -> None:
     assert machine_id(root / "state", root) != drawn
 
 
-def test_a_state_folder_is_a_machine_of_its_own_but_one_of_an_older_release(tmp_path: Path) -> None:
-    first = folder_machine("m", tmp_path / "one", is_older=False)
+def test_a_state_folder_is_a_machine_of_its_own(tmp_path: Path) -> None:
+    first = folder_machine("m", tmp_path / "one")
     assert re.fullmatch(r"[0-9a-f]{32}", first)
-    assert folder_machine("m", tmp_path / "one", is_older=True) == first  # by now it has a journal
-    assert folder_machine("m", tmp_path / "two", is_older=False) != first
-    assert folder_machine("n", tmp_path / "one", is_older=False) != first  # the folder on another machine
-    for _ in range(2):
-        assert folder_machine("m", tmp_path / "older", is_older=True) == "m"
+    assert folder_machine("m", tmp_path / "one") == first
+    assert folder_machine("m", tmp_path / "two") != first
+    assert folder_machine("n", tmp_path / "one") != first  # the folder on another machine
     assert (tmp_path / "one" / FOLDER_FILE).stat().st_mode & 0o777 == 0o600
     (tmp_path / "one" / FOLDER_FILE).write_bytes(b"\xff\xfe no id\n")
-    assert folder_machine("m", tmp_path / "one", is_older=False) not in (first, "m")  # drawn anew
+    assert folder_machine("m", tmp_path / "one") not in (first, "m")  # drawn anew
 
 
 def test_the_boot_is_the_kernels(root: Path) -> None:

@@ -100,7 +100,7 @@ async def test_a_container_with_a_share_is_held_to_it_by_a_segment_of_its_own(
         state_of(tmp_path) as state,
         Rig(state, own, devices=[device], limiter=True, limiter_context=0) as rig,
     ):
-        await limited_containers(rig, rig.driver._limits)
+        await limited_containers(rig, rig.driver.limits)
         await no_containers(docker)
 
 

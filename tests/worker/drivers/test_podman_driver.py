@@ -495,7 +495,7 @@ async def test_a_container_with_a_share_is_held_to_it_by_a_segment_of_its_own(
     mounts = (f"{tmp_path}/built:/built:ro",)
     async with state_of(tmp_path) as state:
         async with Rig(home, state, [device], limiter=True, mounts=mounts) as rig:
-            await limited_containers(rig, rig.driver._limits)
+            await limited_containers(rig, rig.driver.limits)
         await nothing_left(home, state)
 
 

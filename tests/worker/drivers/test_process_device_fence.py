@@ -67,7 +67,7 @@ class Site:
         name = ("acme", "job", 0, 1, len(self.reports) + 1)
         gpu = GpuSpec() if leased else None
         mode = "exclusive" if leased else "none"
-        self.driver.start([Assignment(name, Request(gpu=gpu, run=Run(argv=argv)), leased, mode, has_folder=False)])
+        self.driver.start([Assignment(name, Request(gpu=gpu, run=Run(argv=argv)), leased, mode)])
         found: list[int] = []
 
         def is_over() -> bool:
@@ -138,7 +138,7 @@ async def test_a_fence_that_fails_at_a_start_refuses_the_placement_with_the_reas
     async with site(tmp_path, gpu_nodes=host) as here:
         host.runs = True
         name = ("acme", "job", 0, 1, 1)
-        here.driver.start([Assignment(name, Request(run=Run(argv=["true"])), [], "none", has_folder=False)])
+        here.driver.start([Assignment(name, Request(run=Run(argv=["true"])), [], "none")])
         async with asyncio.timeout(60):
             await until(lambda: any(isinstance(each, NotStarted) for each in here.reports))
         [report] = here.reports

@@ -28,7 +28,7 @@ OTHER_USER = "65534"
 
 
 def placed(name: MemberName, script: str, **run: Any) -> Place:
-    return msgspec.structs.replace(place(name, body(script, run=run)), folder=True)
+    return place(name, body(script, run=run))
 
 
 def folders(state: Path, **settings: Any) -> AttemptFolders:
@@ -49,15 +49,6 @@ async def test_a_job_starts_in_a_folder_of_its_own_which_goes_with_it(nats_url: 
         folder = root / "acme.a.0.1.10"
         await until(lambda: leader.text(name) == f"{folder}\n{folder}\n700\n", what="where it ran")
         await until(lambda: list(root.iterdir()) == [], what="it goes with its job")
-
-
-async def test_a_request_of_an_older_ledger_starts_where_it_did(nats_url: str, unique: str) -> None:
-    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
-        name = name_of()
-        await leader.want("w1", place(name, body('pwd; echo "$HOME"')))
-        assert (await leader.heard("w1", "exited", name)).code == 0
-        await until(lambda: leader.text(name) == "/\n/\n", what="where it ran")
-        assert not (agent.settings.state_dir / FOLDERS).exists()
 
 
 async def test_a_cwd_is_absolute_or_below_the_folder(nats_url: str, unique: str, tmp_path: Path) -> None:

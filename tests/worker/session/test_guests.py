@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from moorage.schemas.capabilities import UP_TO_0_2
+from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, End, Freeze, Place, Wanted
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
@@ -38,7 +38,7 @@ class Guested(Bench):
 
     def __init__(self) -> None:
         super().__init__()
-        drivers = {"process": replace(UP_TO_0_2["process"], freezes=True, guests=True)}
+        drivers = {"process": replace(KNOWN["process"], freezes=True, guests=True)}
         self.members = Members("w1", drivers, join_n=0, tombstones_max=100, free_wait_s=10)
         self.join()
 

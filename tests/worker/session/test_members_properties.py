@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moorage.schemas.capabilities import UP_TO_0_2
+from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import (
@@ -123,7 +123,7 @@ class World(RuleBasedStateMachine):
         self.probing: list[Member] = []
         state = self.journal.state
         self.members = Members(
-            "w1", {"process": UP_TO_0_2["process"]}, join_n=state.join_n, ledger=state.ledger, tombstones_max=8
+            "w1", {"process": KNOWN["process"]}, join_n=state.join_n, ledger=state.ledger, tombstones_max=8
         )
         held: list[tuple[Member, str, int, str]] = []
         withdrawn: list[MemberName] = []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from moorage.worker.sharing.limiter.controller import PASSED_S_MIN, Controller, ControllerSettings, Refill
+from moorage.worker.sharing.limiter.controller import PASSED_S_MIN, Controller, Refill
 
 
 class Tokens:
@@ -20,28 +18,21 @@ class Tokens:
         return self.level
 
 
-SETTINGS = ControllerSettings(rate_max=50_000.0, capacity_max=100_000.0)
-
-
-def test_the_ten_parameters_have_the_references_values() -> None:
-    assert ControllerSettings() == ControllerSettings(10.0, 100_000.0, 0.5, 0.1, 0.05, 0.3, 2.0, 100.0, 200_000.0, 0.95)
-
-
 def test_fact_58_a_controller_begins_and_makes_its_first_step() -> None:
-    made, tokens = Controller(0.7, SETTINGS), Tokens()
+    made, tokens = Controller(0.7), Tokens()
     assert (made.rate, made.capacity, made.begin(tokens, 0)) == (100.0, 200.0, 200.0)
     assert made.update(0.2, 0.1, tokens.level) == pytest.approx(Refill(52.5, 200.0))
     assert made.rate == pytest.approx(525.0)
     assert made.capacity == pytest.approx(1050.0)
 
-    again = Controller(0.7, SETTINGS)
+    again = Controller(0.7)
     again.begin(tokens, 0)
     assert again.step(tokens, 0, 0.2, 0.1) == 200.0  # the refill is capped by the capacity of before
     assert again.step(tokens, 0, 0.2, 0.1) > 200.0
 
 
 def test_fact_58_what_comes_too_soon_changes_nothing() -> None:
-    made, tokens = Controller(0.7, SETTINGS), Tokens()
+    made, tokens = Controller(0.7), Tokens()
     made.begin(tokens, 0)
     assert made.update(0.2, PASSED_S_MIN - 0.001, 0.0) is None
     assert made.step(tokens, 0, 0.2, 0.01) == 200.0
@@ -51,7 +42,7 @@ def test_fact_58_what_comes_too_soon_changes_nothing() -> None:
 
 def test_fact_58_the_second_step_smooths_forgets_and_counts_from_the_level_before_the_refill() -> None:
     """By hand: 0.2 and 0.7 are smoothed to 0.35, the errors are 0.5 and 0.35, and 2,525 tokens/s were drained."""
-    made = Controller(0.7, SETTINGS)
+    made = Controller(0.7)
     made.update(0.2, 0.1, 200.0)
     assert made.update(0.7, 0.1, 0.0) is not None
     assert made.smoothed == pytest.approx(0.35)
@@ -88,16 +79,6 @@ def test_a_job_that_always_has_work_comes_to_its_part_of_the_device(target: floa
         used.append(taken / busiest)
         made.step(tokens, 0, used[-1], 0.1)
     assert sum(used[-300:]) / 300 == pytest.approx(target, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"rate_min": 0.0}, {"rate_min": 5.0, "rate_max": 5.0}, {"smoothing": 1.1}, {"integral_decay": -0.1},
-     {"capacity_min": 2.0, "capacity_max": 1.0}],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        ControllerSettings(**wrong)
 
 
 @pytest.mark.parametrize("target", [-0.1, 1.1])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import platform
 import pwd
-import signal
 import stat
 import sys
 import time
@@ -22,7 +20,6 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Run
-from moorage.system.proctree import all_processes
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import Image, config_of
 from moorage.worker.drivers.container.docker import DockerSettings
@@ -30,8 +27,8 @@ from moorage.worker.drivers.container.podman_command import words_of
 from moorage.worker.job.attempt_folders import NoFolder
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import settings_from
-from moorage.worker.sharing.limiter import keeper, segment
 from moorage.worker.sharing.limiter import limits as module
+from moorage.worker.sharing.limiter import segment
 from moorage.worker.sharing.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, LimiterUnavailable, Limits
 from moorage.worker.sharing.limiter.segment import Segment
 from tests.nvidia.limited import built, uuid_of
@@ -87,7 +84,7 @@ def test_a_job_with_a_share_has_a_segment_of_its_own_and_others_have_none(tmp_pa
     assert files_in(own_memory) == [], "it goes with the attempt"
     limit = one.of_process(NAME, *asks(Share(memory_mib=4000)), None)
     assert limit is not None
-    assert one._segments[NAME].rate(0) == 0, "all of the compute is no part that is to be kept to"
+    assert one.segments[NAME].rate(0) == 0, "all of the compute is no part that is to be kept to"
     one.over(NAME)
 
 
@@ -180,15 +177,15 @@ def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path
     other: MemberName = ("acme", "other", 0, 1, 10)
     for name in (NAME, other):
         assert one.of_process(name, *HALF, None) is not None
-    one._segments[NAME].refill(0, 100, 1000)
+    one.segments[NAME].refill(0, 100, 1000)
     one.close()
     (one._folder / "other-driver.of-it").touch()
     again = limits(tmp_path)
     again.begin([NAME, ("acme", "never-limited", 0, 1, 10)])
     assert len(list(again._folder.iterdir())) == 2, "its own, and that of another driver"
     (one._folder / "other-driver.of-it").unlink()
-    assert again._segments[NAME].refill(0, 100, 1000) == 200
-    assert again._segments[NAME].uuids == [uuid_of(0)]
+    assert again.segments[NAME].refill(0, 100, 1000) == 200
+    assert again.segments[NAME].uuids == [uuid_of(0)]
     again.over(NAME)
     assert files_in(own_memory) == []
     again.close()
@@ -202,11 +199,11 @@ def test_a_segment_that_its_job_cut_short_costs_that_job_alone(
     names: list[MemberName] = [("acme", job, 0, 1, 10) for job in ("cut", "second", "third")]
     for name in names:
         assert one.of_process(name, *HALF, None) is not None
-    os.truncate(one._segments[names[0]].path, 10)
+    os.truncate(one.segments[names[0]].path, 10)
     one.close()
     again = limits(tmp_path)
     again.begin(names)
-    assert list(again._segments) == names[1:]
+    assert list(again.segments) == names[1:]
     assert "job cut: the limiter cannot use the segment of an earlier agent" in caplog.text
     for name in names:
         again.over(name)
@@ -223,7 +220,7 @@ def test_another_user_reaches_its_segment_and_the_library(tmp_path: Path) -> Non
     if parents:
         with pytest.raises(NoFolder, match="lets no other user enter"):
             one.of_process(NAME, *HALF, "nobody")
-        one._segments[NAME].close()
+        one.segments[NAME].close()
         for each in parents:
             assert each.stat().st_uid == 0
         return
@@ -240,14 +237,14 @@ def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> 
     one = limits(tmp_path)
     request, given, mode = HALF
     request = msgspec.structs.replace(request, run=Run(argv=["x"], driver="docker", image="a", env={}))
-    asked = Assignment(NAME, request, given, mode, has_folder=False)
+    asked = Assignment(NAME, request, given, mode)
     limit = one.of_container(NAME, *asked.part)
     assert limit is not None
     image = Image.of({"Config": {"Env": ["PATH=/bin", "LD_PRELOAD=/image.so"]}})
     config = config_of(asked, DockerSettings(), NO_RULES, None, image, labels={}, log_bytes=1 << 20, limit=limit)
     assert f"LD_PRELOAD=/image.so:{LIBRARY_AT}" in config["Env"]
     assert f"MOORAGE_LIMITER={SEGMENT_AT}" in config["Env"]
-    path = one._segments[NAME].path
+    path = one.segments[NAME].path
     assert [each for each in words_of(config, frozenset()) if each.startswith("--mount")] == [
         f"--mount=type=bind,source={module.LIBRARY},destination={LIBRARY_AT},ro=true",
         f"--mount=type=bind,source={path},destination={SEGMENT_AT},U=true",
@@ -287,10 +284,9 @@ async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
 async def test_a_job_that_launches_without_end_comes_to_rest_at_its_share(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the stub's own count. Without its controller the job goes on unthrottled; then it is throttled again."""
+    """By the stub's own count. Without an agent the job is not throttled; under the next one it is again."""
     monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(libraries()))
-    monkeypatch.setattr(keeper, "PAUSE_S", 20.0)
     more = {"limiter": True, "limiter_context": CONTEXT_MIB * MIB, "guard": False, "extra": ("kernel us=2000",)}
     async with scene(nats_url, unique, tmp_path, **more) as one:
 
@@ -311,31 +307,8 @@ async def test_a_job_that_launches_without_end_comes_to_rest_at_its_share(
         await one.run("launches", argv, {"sharing": "time-slice", "share": share})
         await until(lambda: (tmp_path / "launches").exists(), what="the job has begun")
         await comes_to(0.22, 0.38, "it has its share")
-        first = _controllers(tmp_path)
-        assert len(first) == 1
-        os.kill(first[0], signal.SIGKILL)
-        await until(lambda: "the limiter's controller ended (signal 9)" in caplog.text, what="the log says so")
-        await comes_to(0.5, 1.1, "it goes on unthrottled")
+        await one.running.stop()
+        await comes_to(0.5, 1.1, "without an agent it goes on unthrottled")
+        await one.start()
         await until(lambda: "launches were not throttled" in caplog.text, what="the log says how many")
         await comes_to(0.22, 0.38, "it has its share again")
-        [second] = _controllers(tmp_path)
-        assert second != first[0]
-        await one.restart()
-        await comes_to(0.22, 0.38, "it has its share under the next agent")
-        assert second not in _controllers(tmp_path), "the next agent's controller has taken its place"
-    await until(lambda: not _controllers(tmp_path), what="no controller is left")
-
-
-def _controllers(folder: Path) -> list[int]:
-    """Return the processes that refill segments in a folder."""
-    found = []
-    for process in all_processes():
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-            if (
-                not process.dead
-                and b"moorage.worker.sharing.limiter" in words
-                and os.fsencode(folder) in b" ".join(words)
-            ):
-                found.append(process.pid)
-    return found

@@ -27,7 +27,7 @@ from moorage.worker.session.member_messages import Log, MemberName
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing import member_processes, memory_guard
-from moorage.worker.sharing.limiter.control import RATE
+from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.memory_guard import FAILED_MAX, SHARED, WELL_MIN, MemoryGuard
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
@@ -74,6 +74,9 @@ class Scene:
     async def restart(self) -> None:
         """Have another agent in place of this one; jobs go on."""
         await self.running.stop()
+        await self.start()
+
+    async def start(self) -> None:
         self.running = await start(self._settings, self._url)
 
     async def begin(
@@ -170,8 +173,8 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
         await one.hold("late", 1000, 4000)
         driver = agent.drivers["process"]
         assert isinstance(driver, ProcessDriver)
-        assert driver._limits is not None
-        segment = driver._limits._segments[name]
+        assert driver.limits is not None
+        segment = driver.limits.segments[name]
         place = agent.members.held[name].place
 
         async def resize(n: int, share: Share) -> None:

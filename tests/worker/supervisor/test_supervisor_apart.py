@@ -1,4 +1,4 @@
-"""Supervisors beside each other, and when they end: two deployments of one host, idle ones, older ones."""
+"""Supervisors beside each other, and when they end: two deployments of one host, idle ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from moorage.system.proctree import STATE_MARK, boottime_s, children, read_environ, scan_marks
+from moorage.system.proctree import STATE_MARK, children, read_environ
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.supervisor.client import Supervised, SupervisorRefused, SupervisorUnavailable
-from moorage.worker.supervisor.journal import Journal, Running, Starting, read_journal
+from moorage.worker.supervisor.journal import read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME, PROTOCOL, EndMember, Hello, StartMember
 from moorage.worker.supervisor.state_folder import state_mark
 from tests.waiting import until
@@ -74,32 +74,6 @@ def test_another_deployments_members_of_the_same_name_are_let_be(tmp_path: Path)
             assert not {theirs, their_main, *children(two.client.identity.pid)} & set(unclear)
             assert lives(theirs)
             assert lives(their_main)
-
-    run(main())
-
-
-@pytest.mark.slow
-def test_a_journal_of_the_release_before_takes_nobody_elses_process_for_its_own(tmp_path: Path) -> None:
-    """Its marks name no folder; what was started by a supervisor of this release is none of its members."""
-
-    async def main() -> None:
-        async with rig_at(tmp_path / "two", "--no-cgroup") as two:
-            await two.client.start([sleeper()])
-            started = await two.started("a")
-            child = int((await two.line("a"))[0])
-            old = tmp_path / "one"
-            old.mkdir()
-            marks = tuple(f"{name}={ALIKE[name]}".encode() for name in ALIKE if name.startswith("MOORAGE"))
-            boot = two.client.identity.boot_id
-            left = Starting(key="a", boot_id=boot, boottime_s=boottime_s() - 1.0, cgroup="", marks=marks)
-            # the pid of its main process is used again, by the other's member
-            Journal(old / JOURNAL_NAME, [left, Running(key="a", pid=started.pid)]).close()
-            assert scan_marks({"a": marks}, os.geteuid()).marked == {}
-            async with rig_at(old, "--no-cgroup") as one:
-                unclear = await settled(one)
-                assert not {started.pid, child, *children(two.client.identity.pid)} & set(unclear)
-                assert lives(started.pid)
-                assert lives(child)
 
     run(main())
 

@@ -89,14 +89,6 @@ def test_records_inside_a_torn_one_are_found(tmp_path: Path) -> None:
     assert list(read_journal(path)) == ["a", "c"]
 
 
-def test_the_journal_of_an_older_supervisor_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    bodies = [msgspec.msgpack.encode(record) for record in RECORDS]
-    path.write_bytes(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
-    left = read_journal(path)
-    assert (list(left), left["b"].starting, left["c"].pid) == (["b", "c"], RECORDS[1], 9)
-
-
 def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moorage.worker.supervisor.journal.COMPACT_BYTES", 100)
     path = tmp_path / "journal"

@@ -24,7 +24,6 @@ from moorage.worker.devices.device_health import PROBATION_S
 from moorage.worker.devices.readers.base import FREE_WAIT_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 from moorage.worker.sharing.compute_modes import Length
-from moorage.worker.sharing.limiter.controller import ControllerSettings
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
@@ -54,7 +53,6 @@ FOLDER_KEEP_DEFAULT: Final = 600.0
 FILES_BYTES_DEFAULT: Final = _GIB
 FILES_CACHE_DEFAULT: Final = 4 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
-CONTROLLER: Final = ControllerSettings()
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
 MODES_SIMULATED: Final = ("exclusive", "mps", "time-slice")
@@ -183,36 +181,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=1 << 40,
         ),
     ] = LIMITER_CONTEXT_DEFAULT
-    limiter_rate_min: Annotated[
-        float, setting("Lowest rate of a job's launches, in tokens a second.", ge=0.001, le=1e9)
-    ] = CONTROLLER.rate_min
-    limiter_rate_max: Annotated[
-        float, setting("Highest rate of a job's launches, in tokens a second.", ge=0.001, le=1e9)
-    ] = CONTROLLER.rate_max
-    limiter_proportional: Annotated[
-        float, setting("Weight of the difference between a job's use of a GPU and its share.", ge=0, le=100)
-    ] = CONTROLLER.proportional
-    limiter_integral: Annotated[float, setting("Weight of that difference summed up over time.", ge=0, le=100)] = (
-        CONTROLLER.integral
-    )
-    limiter_derivative: Annotated[float, setting("Weight of how quickly that difference changes.", ge=0, le=100)] = (
-        CONTROLLER.derivative
-    )
-    limiter_smoothing: Annotated[
-        float, setting("Weight of a new measurement of use against the earlier ones.", ge=0, le=1)
-    ] = CONTROLLER.smoothing
-    limiter_burst: Annotated[float, setting("How long a job may run ahead of its tokens.", unit="s", ge=0, le=3600)] = (
-        CONTROLLER.burst
-    )
-    limiter_capacity_min: Annotated[float, setting("Least bound of a job's saved tokens.", ge=0, le=1e9)] = (
-        CONTROLLER.capacity_min
-    )
-    limiter_capacity_max: Annotated[float, setting("Largest bound of a job's saved tokens.", ge=0, le=1e9)] = (
-        CONTROLLER.capacity_max
-    )
-    limiter_integral_decay: Annotated[float, setting("Part of the sum over time that each step keeps.", ge=0, le=1)] = (
-        CONTROLLER.integral_decay
-    )
     address: Annotated[str | None, setting("Address of this host for gang members; detected by default.")] = None
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; their choice by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
@@ -343,6 +311,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"
+    log_format: Annotated[
+        Literal["text", "json"], setting("How an entry of the log is written; json: one object a line.")
+    ] = "text"
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -392,7 +363,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
-        _ = self.controller  # checks itself
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
         for uid in self.lease_uids:
@@ -433,12 +403,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def freezes_after_s(self, qos: Qos) -> int:
         """Return after how many seconds without use of its GPUs a job of that `qos` is frozen; 0: never."""
         return self.auto_freeze_s.get(qos, AUTO_FREEZE_S[qos]) if self.auto_freeze else 0
-
-    @property
-    def controller(self) -> ControllerSettings:
-        """The settings of the limiter's controllers. Raises ValueError if they contradict each other."""
-        fields = ControllerSettings.__struct_fields__
-        return ControllerSettings(**{name: getattr(self, f"limiter_{name}") for name in fields})
 
     @property
     def modes_lent(self) -> tuple[str, ...]:

@@ -212,8 +212,6 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield _workers(fleet["workers"])
     yield from _what_lacks(fleet["workers"])
     yield from _device_fences(fleet["workers"])
-    if (twice := fleet.get("lent_twice")) is not None:
-        yield lent_twice(twice)
 
 
 def _copies(wanted: int, lacking: list[str], seen_ms_ago: int | None) -> Check:
@@ -253,8 +251,8 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
     leader = next((row for row in rows if row.get("leads")), None)
     if leader is None or len(rows) < 2:
         return None
-    ours = leader.get("settings")
-    if ours is None or all(row.get("settings") in (ours, None) for row in rows):
+    ours = leader.get("settings", {})
+    if all(row.get("settings", {}) == ours for row in rows):
         return Check(
             "schedulers",
             "ok",
@@ -262,8 +260,8 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
         )
     told = []
     for row in rows:
-        theirs = row.get("settings")
-        if theirs is not None and theirs != ours:
+        theirs = row.get("settings", {})
+        if theirs != ours:
             names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
             told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
     found = f"scheduler {leader['scheduler']} leads; these standbys have other settings: {', '.join(told[:NAMES_MAX])}"
@@ -333,23 +331,6 @@ def contained_failures(contained: dict[str, Any]) -> Check:
         "report the tracebacks in the scheduler's log as a defect of moorage; moorage dlq list shows the "
         "refused requests",
     )
-
-
-def lent_twice(rows: list[dict[str, str]]) -> Check:
-    """Return the warning about GPUs that two workers lend, each to its own jobs; `rows` has at least one.
-
-    Schedulers refuse the second worker, unless both joined under a release that did not check this.
-    """
-    pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
-    first = rows[0]
-    more = f"; the same holds for GPUs of {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
-    both = f"workers {first['worker']} and {first['other']}"
-    found = f"{both} both offer the GPU {first['uuid']}, so it gets jobs of both{more}"
-    fix = (
-        f"restart the agent that should not offer the GPU, for example {first['other']}: the scheduler then "
-        "refuses that agent, whose log says why"
-    )
-    return Check("lent-twice", "warn", found, fix)
 
 
 def _workers(rows: list[dict[str, Any]]) -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 from collections.abc import Collection
@@ -196,32 +195,23 @@ async def nvml() -> Check:
 
 async def limiter() -> Check | None:
     """Check whether the limiter can tell what jobs use of each GPU; None if the settings do not turn a limiter on."""
-    from moorage.system.proctree import sees_all_pids
-    from moorage.worker.devices.readers.nvml import NvmlUnavailable, import_pynvml, open_nvml
-    from moorage.worker.devices.readers.threads import in_thread
-    from moorage.worker.sharing.limiter.meter import Meter, Unmeasured
+    from moorage.worker.devices.readers.base import HeldUnknown
+    from moorage.worker.devices.readers.nvml import NvmlUnavailable, open_nvml
 
     of_worker = _of_worker()
     if of_worker is None or not of_worker.limiter:
         return None
     try:
-        inventory = await open_nvml(open_timeout_s=NVML_S_MAX)
+        inventory = await open_nvml(open_timeout_s=NVML_S_MAX, sample_timeout_s=NVML_S_MAX)
     except NvmlUnavailable:
         return None  # the line of NVML has told it
-    meter, found = Meter(import_pynvml(), sees_all_pids()), list[str]()
-
-    def ask() -> None:
-        for device in inventory.devices():
-            try:
-                meter.used(device.uuid, 0.0)
-            except Unmeasured as error:
-                found.append(f"{device.uuid}: {error}")
-
+    found = list[str]()
     try:
-        async with asyncio.timeout(NVML_S_MAX):
-            await in_thread("nvml-limiter", ask)
-    except TimeoutError:
-        found.append(f"NVML does not answer within {NVML_S_MAX:g} s")
+        for slot, device in enumerate(inventory.devices()):
+            try:
+                await inventory.worked(slot)
+            except HeldUnknown as unknown:
+                found.append(f"{device.uuid}: {unknown.reason}")
     finally:
         inventory.close()
     if found:

@@ -22,6 +22,7 @@ from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
+from moorage.system.notify import managed
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -104,19 +105,13 @@ async def _ask(client: AsyncClient) -> Told:
 
     fleet, tenants = await client._wire.operate("fleet"), await client._wire.operate("tenants")
     rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
-    waits = tenants.data.get("waits", {})  # a leader of an older release counts none
+    waits = tenants.data["waits"]
     return fleet.data, rows, waits, await _last_hour(client)
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
-    """Return the GPU time of the last whole hour, by tenant and model; [] if the leader's release is older than
-    `usage`."""
-    try:
-        answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
-    except MoorageError as error:
-        if error.code != "unknown-verb":
-            raise
-        return []
+    """Return the GPU time of the last whole hour, by tenant and model."""
+    answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
     return [row for row in answer.data["rows"] if row["hour_ms"] == answer.data["from_ms"]]
 
 
@@ -179,7 +174,6 @@ def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
         ("model_largest_fit_gpus", "The most GPUs of a model that one job on one host gets now.", "largest"),
     ):
         yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["fits_now"]})
-    yield _one("gpus_lent_twice", "GPUs that two workers lend: must be 0.", len(fleet.get("lent_twice", ())))
 
 
 def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
@@ -318,8 +312,11 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
         raise MoorageError(told) from None
     shown = f"[{host}]" if ":" in host else host
     say(f"metrics at http://{shown}:{server.server_address[1]}/metrics, until Ctrl-C")
+    serving = asyncio.Event()
+    serving.set()
     try:
-        await asyncio.Event().wait()
+        async with managed(serving):
+            await asyncio.Event().wait()
     finally:
         await asyncio.to_thread(server.shutdown)
         server.server_close()

@@ -76,8 +76,6 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         raise rejected(
             "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
         )
-    if "devices" not in row:
-        raise rejected("failed-precondition", "the leader is of an older release that does not report devices")
     if not options.shown(answer, row["devices"]):
         cells = row["cells"]
         rows = [

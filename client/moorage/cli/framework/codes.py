@@ -18,7 +18,6 @@ FIXES: Final[dict[str, str]] = {
     "conflict": "choose another job id; or send the same content, which is the same job",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
     "moved-on": "moorage plan again, and submit with the ledger record that it shows",
-    "cannot-start-in-time": "give it longer than the error says, or ask for what moorage fleet shows as free",
     "queue-full": "send the same job again after the time that the answer names",
     "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",
     "cannot-connect": "moorage up starts a server; --nats, NATS_URL or NATS_CONTEXT name another",
@@ -38,10 +37,8 @@ FIXES: Final[dict[str, str]] = {
 
 #: what a person may take for granted and is otherwise
 NOTES: Final[dict[str, str]] = {
-    "job-expired": "start_within_s bounds the wait: what by all estimates cannot make it is refused at once with "
-    "cannot-start-in-time; anything else is accepted, waits, and is EXPIRED by event when the time is over",
-    "cannot-start-in-time": "the bound is optimistic: it counts on the shortest run ever seen of all that runs, and on "
-    "no job before it in the queue; nothing was recorded",
+    "job-expired": "start_within_s bounds the wait: a job that has not started then is EXPIRED; moorage explain says "
+    "earlier if it is not expected to start in time",
     "queue-full": "nothing of the request was recorded; the durable queue takes it and waits: "
     "nats req moorage.request.TENANT.submit",
     "no-scheduler": "a request without an answer may still be recorded: send it again with the same job id",

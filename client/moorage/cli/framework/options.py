@@ -178,12 +178,6 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
             return NotPermitted(msgspec.structs.replace(told, next=said))
     if ".admin." in subject and subject.endswith(".fleet"):
         return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
-    if ".api." in subject and subject.endswith(".usage"):
-        old = (
-            "an operator's key that was made before 0.3 lacks this permission; moorage admin nats-config makes a "
-            "key with it"
-        )
-        return NotPermitted(msgspec.structs.replace(told, next=old), ("moorage usage --all: works with that key, too",))
     return error
 
 

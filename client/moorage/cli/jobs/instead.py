@@ -17,9 +17,9 @@ from moorage.cli.jobs.selectors import one_id
 from moorage.client.errors import Rejected, rejected
 from moorage.client.gpus import gpu_spec
 from moorage.client.request_builder import build_request
-from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import GpuSpec, said_anew
 from moorage.schemas.job import QUEUED
+from moorage.schemas.plan import Plan
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -61,12 +61,13 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 next="submit another job, or cancel this job first",
             )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
-        planned = (await client._planned(request)).data
-        if planned["starts"] == "refused":  # it may be the limit of jobs, in which the old one still counts
+        planned = await client.plan(request)
+        if planned.problem is not None:  # it may be the limit of jobs, in which the old one still counts
             body = msgspec.json.decode(msgspec.json.encode(request))
-            planned = await client._wire.read("plan", {"request": body, "cancel": name})
-        if planned["starts"] == "refused":
-            raise Rejected(msgspec.convert(planned["problem"], Problem))
+            data = await client._wire.read("plan", {"request": body, "cancel": name})
+            planned = msgspec.convert(data, Plan)
+        if planned.problem is not None:
+            raise Rejected(planned.problem)
         await client._wire.read("cancel", {"job": name, "reason": f"job {request.job} is submitted instead", "by": ""})
         return name, request
 

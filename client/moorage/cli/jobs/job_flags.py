@@ -17,7 +17,7 @@ from moorage.schemas.units import many, size_bytes
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.errors import Rejected
-    from moorage.client.planning import Plan
+    from moorage.client.planning import Plans
     from moorage.schemas.job import Request
 
 _MIB: Final = 1024 * 1024
@@ -243,7 +243,7 @@ def choices_of(flags: JobFlags, command: Sequence[str], request: Request) -> lis
     ]
 
 
-async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
+async def offered(plan: Plans, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
     """Return the first of the choices that some worker could run; if none could, see `planning.first_possible`.
 
     `plan` is the client's method of that name. Raises `Rejected`, and what `plan` raises.
@@ -310,9 +310,9 @@ async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> 
 def needs_argv(driver: str | None) -> bool:
     """Return whether a job of this driver is known to need a command. For a driver that is not known here, its worker
     decides."""
-    from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, UP_TO_0_2
+    from moorage.schemas.capabilities import DRIVER_DEFAULT, KNOWN, UNKNOWN
 
-    return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
+    return KNOWN.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
 
 
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:

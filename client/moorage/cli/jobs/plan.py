@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
+
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell, tell_error
 from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
@@ -15,10 +17,12 @@ from moorage.cli.jobs.acceptance import tell_warning
 from moorage.cli.jobs.explain import explained_rows, fix_lines, starts
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
 from moorage.client.errors import rejected
+from moorage.schemas.frames import Answer
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.planning import Quota, Share
+    from moorage.schemas.plan import Plan
 
 #: the warnings that are printed as such; what else a plan warns of is told in rows of its own
 WARNED: Final = ("no-match:", "duplicate:", "cancelled-before", "reserved-variable")
@@ -70,7 +74,7 @@ def plan(
         quotas, shares = quotas_of(quota or ()), shares_of(share or ())
 
         async def work(client: AsyncClient) -> int | None:
-            supposed = functools.partial(client._planned, drain=drain or (), add=add, quota=quotas, share=shares)
+            supposed = functools.partial(client.plan, drain=drain or (), add=add, quota=quotas, share=shares)
             asked = request and await offered(supposed, flags, command or unnamed, request)
             return await _plan(client, asked, drain or (), add, quotas, shares, options)
 
@@ -127,47 +131,43 @@ async def _plan(
     share: Share,
     options: RowOptions,
 ) -> int:
-    answer = await client._planned(request, drain=drain, add=add, quota=quota, share=share)
-    data = answer.data
+    planned = await client.plan(request, drain=drain, add=add, quota=quota, share=share)
     imagined = bool(drain or add is not None or quota is not None or share)
-    if not options.shown(answer, [data]):
-        _tell(data, request is not None, imagined)
-    return EXIT_NOT_NOW if _in_part(data) else _EXITS.get(data["starts"], 0)
+    data = msgspec.to_builtins(planned)
+    if not options.shown(Answer("plan", planned.ledger, data), [data]):
+        _tell(planned, request is not None, imagined)
+    return EXIT_NOT_NOW if _in_part(planned) else _EXITS.get(planned.starts, 0)
 
 
-def _in_part(data: dict[str, Any]) -> bool:
+def _in_part(planned: Plan) -> bool:
     """Return whether some of the job would start now and some would not."""
-    return data["starts"] == "now" and bool(data.get("replicas_now", 0) < data.get("replicas", 0))
+    return planned.starts == "now" and planned.replicas_now < planned.replicas
 
 
-def _tell(data: dict[str, Any], with_job: bool, imagined: bool) -> None:
+def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
     """Print the plan. `imagined` says that it is for another fleet or other rights than there are, so a submit would do
     something else."""
-    rows: list[tuple[str, Any]] = [("starts", _starts(data) if with_job else "")]
-    rows += [("on", f"{place['worker']}  {' '.join(place['gpus'])}".rstrip()) for place in data.get("places", [])]
-    for name, what in (("preempts", data.get("preempts")), ("would start", data.get("starting"))):
+    rows: list[tuple[str, Any]] = [("starts", _starts(planned) if with_job else "")]
+    rows += [("on", f"{place['worker']}  {' '.join(place['gpus'])}".rstrip()) for place in planned.places]
+    for name, what in (("preempts", planned.preempts), ("would start", planned.starting)):
         if what is not None:
             rows.append((name, _jobs(what)))
-    for worker, after_ms in (data.get("empty") or {}).items():
+    for worker, after_ms in (planned.empty or {}).items():
         rows.append(("empty", f"{worker} {_empty(after_ms)}"))
-    waiting = data.get("waiting") or {}
+    waiting = planned.waiting or {}
     rows += [row for row in explained_rows(waiting) if row[0] != "starts"] if waiting else []
-    rows.append(("ledger", data["ledger"]))
+    rows.append(("ledger", planned.ledger))
     tell(facts(rows))
-    if data.get("problem"):
-        import msgspec
-
-        from moorage.schemas.errors import Problem
-
-        tell_error(msgspec.convert(data["problem"], Problem))
+    if planned.problem is not None:
+        tell_error(planned.problem)
     for line in fix_lines({"job": "JOB", **waiting}) if waiting else []:
         say(line)
-    for warning in data.get("warnings", []):
+    for warning in planned.warnings:
         if warning.startswith(WARNED):
             tell_warning(warning)
-    if data["starts"] == "now" and not imagined:
+    if planned.starts == "now" and not imagined:
         say(
-            f"to submit the job only if nothing has changed since this plan: moorage submit --if-seq {data['ledger']} …"
+            f"to submit the job only if nothing has changed since this plan: moorage submit --if-seq {planned.ledger} …"
         )
 
 
@@ -177,18 +177,19 @@ def _empty(after_ms: int | None) -> str:
     return f"in about {age(after_ms)}" if after_ms else "now"
 
 
-def _starts(data: dict[str, Any]) -> str:
-    if _in_part(data):
-        rest = {name: value for name, value in data["waiting"].items() if name != "position"}
-        return f"{data['replicas_now']} of {data['replicas']} replicas start now; the rest wait: {waits(rest)}"
-    if data["starts"] == "later":
-        return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
-    if data["starts"] == "unknown" and (why := (data.get("waiting") or {}).get("starts_unknown")):
+def _starts(planned: Plan) -> str:
+    waiting = planned.waiting or {}
+    if _in_part(planned):
+        rest = {name: value for name, value in waiting.items() if name != "position"}
+        return f"{planned.replicas_now} of {planned.replicas} replicas start now; the rest wait: {waits(rest)}"
+    if planned.starts == "later":
+        return f"{starts({'starts': planned.in_ms})}, on {planned.on}"
+    if planned.starts == "unknown" and (why := waiting.get("starts_unknown")):
         return f"not now; the time is unknown: {why}"
-    if data["starts"] == "never" and not data.get("waiting"):
+    if planned.starts == "never" and not waiting:
         return "never"  # whatever the fleet has: it was cancelled before
     words = {"unknown": "not now; the time is unknown", "never": "never on this fleet", "none": "it is a job already"}
-    return words.get(data["starts"], str(data["starts"]))
+    return words.get(planned.starts, planned.starts)
 
 
 def _jobs(found: dict[str, Any]) -> str:

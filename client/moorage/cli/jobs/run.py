@@ -90,7 +90,7 @@ def run(
         request = request_of(flags, command)
 
         async def follow(client: AsyncClient) -> int | None:
-            chosen = await offered(client._planned, flags, command, request)
+            chosen = await offered(client.plan, flags, command, request)
             return await work(client, await with_files(client, flags, chosen))
 
         return with_client(options, follow)

@@ -338,11 +338,6 @@ _TYPED: Final = (
 )
 
 
-def _for(data: dict[str, Any]) -> str:
-    """Return how long a cancel of an unknown job is remembered; a leader of the release before does not say."""
-    return f" for {age(data['remembered_s'] * 1000)}" if "remembered_s" in data else ""
-
-
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
@@ -363,7 +358,8 @@ def cancel(
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
-                tell(f"{name}\tno such job; the scheduler remembers this cancel{_for(answer.data)}")
+                remembered = age(answer.data["remembered_s"] * 1000)
+                tell(f"{name}\tno such job; the scheduler remembers this cancel for {remembered}")
                 say(_TYPED.format(name=name))
             elif was in TERMINAL:
                 tell(f"{name}\tunchanged, the job had ended before: {was}")

@@ -69,7 +69,7 @@ def submit(
             request = request_of(flags, command)
 
             async def one(client: AsyncClient) -> int | None:
-                chosen = await offered(client._planned, flags, command, request)
+                chosen = await offered(client.plan, flags, command, request)
                 say_stdin()
                 return await _one(client, await with_files(client, flags, chosen), options)
 

@@ -55,7 +55,7 @@ def scheduler(
         file = the_file(settings)
         held, found = scheduler_settings({**dataclasses.asdict(flags), "nats": options.nats}, file=file)
         held, target = find_ledger(held)
-        begin_log(held.log_level)
+        begin_log(held.log_level, held.log_format)
         log_settings(found)
         _warn_of_file_here(file)
 
@@ -122,7 +122,7 @@ def worker(
                 loop.add_signal_handler(number, stop.set)
             await run(held, context, stop, file)
 
-        begin_log(held.log_level)
+        begin_log(held.log_level, held.log_format)
         log = logging.getLogger("moorage.worker")
         log.info("settings: %s", told(found) or "defaults")
         for name in unknown_variables(SECTION, found):

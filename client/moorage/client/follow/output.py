@@ -240,7 +240,7 @@ class Joiner:
         while True:
             try:
                 page = await read_page(self._client, self._job, replica, attempt, "order", offset)
-            except ClientError:  # a scheduler or a worker of an older release
+            except ClientError:  # its driver keeps no record of the order
                 return
             rest += page.text.encode() if page.data is None else page.data
             whole = len(rest) // ORDER_NUMBER_BYTES * ORDER_NUMBER_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 
@@ -133,20 +133,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             "TOML file with a table [tflops]: what each GPU model does at half precision. Default: NVIDIA's models."
         ),
     ] = ""
-    order: Annotated[
-        Literal["fair", "fifo"],
-        setting(
-            "Which job goes first: fair (priority, then the tenants' fair share if an operator has set one, then"
-            " arrival), or fifo (priority, then arrival, and no job passes the first)."
-        ),
-    ] = "fair"
     reserve_after: Annotated[
         float,
         setting(
-            "The first job that has waited this long and cannot start gets hosts reserved for it, but not with order = "
-            "fifo.",
+            "The first job that has waited this long and cannot start gets hosts reserved for it; 0: at once.",
             unit="s",
-            ge=1,
+            ge=0,
             le=86400,
         ),
     ] = 30.0

@@ -30,7 +30,6 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
-from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
@@ -67,7 +66,6 @@ from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Estimates
-from moorage.scheduler.core.schedule.soonest import Soonest
 from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
@@ -137,8 +135,7 @@ class Engine:
             Starts(state, self.fleet, config.start_failures_max),
         )  # fmt: skip
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
-        self._soonest = Soonest(state, self.fleet, self.estimates, reclaims=config.reclaim)
-        self.admission = Admission(state, self.fleet, self.lifecycle, config, self._soonest_ms)
+        self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
             self.admission.could_ever, int(config.reserve_after * 1000),
@@ -187,7 +184,7 @@ class Engine:
 
     def _order(self) -> QueueOrder:
         config, overdue = self.config, self.timers.overdue
-        return QueueOrder(self.fleet, self.queue, config.order, config.ages, overdue, self._left_too_soon)
+        return QueueOrder(self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
 
     def _index_failed(self, what: str, raised: Exception) -> None:
         raise raised
@@ -200,9 +197,6 @@ class Engine:
         _, request = self.planner.backfilling.fresh[num]
         deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
         return self.windows.left_too_soon(request.workload.timeout_s, deadline_ms, now_ms)
-
-    def _soonest_ms(self, shape: Shape, priority: int) -> int:
-        return self._soonest.of(shape, priority) if self.admission.all_heard() else 0
 
     # ------------------------------------------------------------------------------------------- offer
 

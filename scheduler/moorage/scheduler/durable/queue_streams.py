@@ -59,7 +59,7 @@ async def tenants_of(world: Connection, subjects: Subjects) -> frozenset[str]:
     head = f"$JS.API.STREAM.CREATE.{subjects.request_stream_of('')}"
     try:
         answer = _decode((await world.request(USER_INFO, b"", USER_INFO_S)).data)
-    except (NoResponders, PermissionRefused):  # permissions written by an older release
+    except (NoResponders, PermissionRefused):  # of permissions that moorage did not write
         return frozenset()
     permissions = (answer.get("data") or {}).get("permissions") or {}
     allowed = (permissions.get("publish") or {}).get("allow") or ()

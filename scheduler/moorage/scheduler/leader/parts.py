@@ -27,7 +27,7 @@ class Parts:
     """The connections, streams and settings of a scheduler process.
 
     `world` is the connection to the users' account, `ledger_world` the one to the schedulers' own account. `leading` is
-    set while this process leads.
+    set while this process leads, `caught_up` once it has read the ledger to its end: then it leads or stands by.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Parts:
         self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
         self.standings = Standings(world, self.subjects, self.name, self.config)
         self.leading = asyncio.Event()
+        self.caught_up = asyncio.Event()
 
     def follower(self) -> FollowerBeside:
         """Return the follower for a new term."""

@@ -135,12 +135,6 @@ class Reign:
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         self._subscriptions.append(await self._scheduler.standings.listen())
-        for row in View(self.engine).lent_twice():
-            log.warning(
-                "workers %(worker)s and %(other)s both offer the GPU %(uuid)s: restart the agent that should not "
-                "offer it",
-                row,
-            )
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._facts)

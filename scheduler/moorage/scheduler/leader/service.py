@@ -118,6 +118,7 @@ class Scheduler(Parts):
         """Fold the ledger until it has no leader, or its leader is silent for the takeover time plus a random part."""
         began, records = time.monotonic(), await self._catch_up(state)
         self._folded = state.seq
+        self.caught_up.set()
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
         if not state.leader:
             return

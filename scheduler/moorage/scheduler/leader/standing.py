@@ -96,11 +96,7 @@ class Standings:
 
     def _tell(self) -> None:
         """Log, once each, which standby schedulers have other settings than this leader."""
-        found = {
-            said.scheduler: other
-            for said in self.lately()
-            if said.settings is not None and (other := differing(said.settings, self._settings))
-        }
+        found = {said.scheduler: other for said in self.lately() if (other := differing(said.settings, self._settings))}
         for name, other in found.items():
             if self._told.get(name) != other:
                 log.warning("standby %s has other settings, which would hold after a takeover: %s", name, other)

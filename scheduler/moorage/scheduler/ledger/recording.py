@@ -207,7 +207,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
             worker, frame, fresh = rest
             return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)
         case "order":
-            verb, arguments, *announced = rest  # before 0.3.0 without the levels and the operator
+            verb, arguments, *announced = rest
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
         case "snapshot":
             return SnapshotTaken(*rest)

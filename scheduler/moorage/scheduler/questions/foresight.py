@@ -141,6 +141,8 @@ class Foresight:
         start = known.starts.get(tenant, {}).get(job)
         if start is None:
             found = self._engine.state.job(tenant, job)
+            if why := known.late.get(tenant, {}).get(job):
+                return {"starts_unknown": why}
             is_newer = found is not None and found.accepted_ms > known.time_ms  # the forecast does not contain it
             return {} if is_newer else _unknown(known)
         passed = max(0, self._now_ms() - known.time_ms)

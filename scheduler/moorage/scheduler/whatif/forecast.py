@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import resource
+from collections import Counter
 from functools import partial
 from typing import Final
 
@@ -11,7 +13,7 @@ import msgspec
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.whatif.child import ask_all
-from moorage.scheduler.whatif.future import Future, waits
+from moorage.scheduler.whatif.future import Future, last_of, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 
 #: only the first jobs in the queue are forecast
@@ -36,6 +38,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
     """The forecast as of ledger time `time_ms`; `starts` by tenant and job, without jobs whose start is unknown.
 
+    `late` says, by tenant and job, why a job ends before it would start, if it does in more than half of the looks.
     `unknown_runs` running jobs have an unknown end, as have `unknown_starts` of those that start in the first look.
     `cut` if more jobs wait than were simulated, or a look reached a limit. `cpu_ms` is the CPU time that it took.
     """
@@ -46,6 +49,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     unknown_starts: int = 0
     cut: bool = False
     cpu_ms: int = 0
+    late: dict[str, dict[str, str]] = {}
 
 
 encode_forecast: Final = msgspec.msgpack.Encoder().encode
@@ -57,6 +61,7 @@ class _Look(msgspec.Struct, frozen=True, array_like=True):
     unknown_runs: int
     unknown_starts: int
     cut: bool
+    late: list[tuple[str, str, str]]
 
 
 _decode_look: Final = msgspec.msgpack.Decoder(_Look).decode
@@ -80,9 +85,13 @@ def forecast(engine: Engine, time_ms: int) -> bytes:
         together = band(found)
         if together is not None:
             starts.setdefault(tenant, {})[job] = Start(together.p50_ms, together.p90_ms, *together.detail)
+    late: dict[str, dict[str, str]] = {}
+    for (tenant, job, why), count in Counter(row for look in looks for row in look.late).items():
+        if count > len(looks) // 2:
+            late.setdefault(tenant, {})[job] = why
     first, used = looks[0], resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_ms = int(1000 * (used.ru_utime + used.ru_stime))
-    return encode_forecast(Forecast(time_ms, starts, first.unknown_runs, first.unknown_starts, first.cut, cpu_ms))
+    return encode_forecast(Forecast(time_ms, starts, first.unknown_runs, first.unknown_starts, first.cut, cpu_ms, late))
 
 
 def _look(engine: Engine, time_ms: int, look: int) -> bytes:
@@ -92,15 +101,22 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
     for key in waiting:
         future.started.pop(key, None)
     left = set(waiting)
+    jobs = {key: engine.state.job(*key) for key in waiting}
+    last = {key: last_of(engine, job) for key, job in jobs.items() if job is not None}
+    ends = {key: found for key, found in last.items() if found.at_ms < math.inf}
 
     def done() -> bool:
         left.difference_update(future.started)
+        left.difference_update([key for key, found in ends.items() if found.at_ms <= future.time_ms])
         return not left
 
     future.pass_time(done)
+    late = [
+        (*key, found.why) for key, found in ends.items() if key not in future.started and found.at_ms <= future.time_ms
+    ]
     found = [(*key, *future.started[key]) for key in waiting if key in future.started]
     unknown = len(future.unknown_runs), len(future.unknown_starts)
-    return msgspec.msgpack.encode(_Look(found, *unknown, more or future.cut))
+    return msgspec.msgpack.encode(_Look(found, *unknown, more or future.cut, late))
 
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:

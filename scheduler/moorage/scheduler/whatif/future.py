@@ -6,6 +6,7 @@ known runs (see `looks`). A job without any known run never ends here, so a star
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -178,6 +179,26 @@ class Future(Play):
             self.go_to(int(min(at, self.next_pass_ms())))
             self.settle()
         self.cut = True
+
+
+class Last(NamedTuple):
+    """The ledger time after which a waiting job starts no more, and the field of its request that says so."""
+
+    at_ms: float
+    field: str
+
+    @property
+    def why(self) -> str:
+        """Why a job that has not started by then has no start."""
+        return f"{self.field} is over before it would start"
+
+
+def last_of(engine: Engine, job: Job) -> Last:
+    """Return until when a waiting job may start; infinity if its request does not say."""
+    within_s = engine.request_of(job).start_within_s
+    start_ms = math.inf if within_s is None or job.started else job.accepted_ms + int(within_s * 1000)
+    deadline_ms = math.inf if job.deadline_ms is None else job.deadline_ms
+    return min(Last(start_ms, "start_within_s"), Last(deadline_ms, "deadline_s"))
 
 
 def why_unknown(runs: int, starts: int, *, cut: bool) -> str:

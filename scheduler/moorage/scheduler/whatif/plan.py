@@ -21,7 +21,7 @@ from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
-from moorage.scheduler.whatif.future import Future, waits, why_unknown
+from moorage.scheduler.whatif.future import Future, last_of, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.scheduler.whatif.play import Held
 from moorage.schemas.errors import Problem, Refused, refuse
@@ -29,6 +29,7 @@ from moorage.schemas.frames import Accepted, Device, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import Request
 from moorage.schemas.operate import DrainAct, act_of
+from moorage.schemas.plan import Plan
 from moorage.schemas.reasons import REASONS
 
 #: the most workers that one plan may drain, and hosts that it may add
@@ -110,36 +111,8 @@ def orders_of(quota: Mapping[str, int], share: Mapping[str, Mapping[str, int]], 
     return [Order(verb, act_of(verb, {**arguments, "by": by}), "", True) for verb, arguments in asked]
 
 
-class Planned(msgspec.Struct, omit_defaults=True):
-    """What would happen. `starts` is now, later, unknown, never, refused, or none.
-
-    It is none without a request, and for a request that is a job already; then `warnings` has that job's state. It is
-    also never if a cancel of the request's job came before it.
-    `starts` is now if any replica starts: `replicas_now` of its `replicas` do, and `waiting` says why the rest waits.
-    `problem` says why the request is refused. `ledger` is the sequence on which the plan is based, usable as a
-    request's `if_seq`. `in_ms` is when it starts later, with the number of `runs` behind the estimate, and `on` the
-    worker. `warnings` are those of its acceptance. `places` says where each replica goes now. `preempts` are jobs that
-    would be ended for it, and `starting` waiting jobs that the edits would let start: the tenant's own by name, others
-    by number. `empty` has, by drained worker, the ms until it holds nothing; None if unknown.
-    """
-
-    starts: str
-    ledger: int
-    in_ms: dict[str, int] | None = None
-    on: str = ""
-    places: list[dict[str, Any]] = []
-    replicas_now: int = 0
-    replicas: int = 0
-    warnings: list[str] = []
-    preempts: dict[str, Any] | None = None
-    starting: dict[str, Any] | None = None
-    empty: dict[str, int | None] | None = None
-    waiting: dict[str, Any] | None = None
-    problem: Problem | None = None
-
-
 _encode: Final = msgspec.msgpack.Encoder().encode
-decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
+decode_planned: Final = msgspec.msgpack.Decoder(Plan).decode
 
 
 def check_known(engine: Engine, asked: PlanAsk) -> None:
@@ -152,7 +125,7 @@ def check_known(engine: Engine, asked: PlanAsk) -> None:
 
 
 def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
-    """Return an encoded `Planned`: of one look, or of `LOOKS` looks if it has times in the future. For a child.
+    """Return an encoded `Plan`: of one look, or of `LOOKS` looks if it has times in the future. For a child.
 
     Raises RuntimeError if the first look takes too long; later ones are left out then.
     """
@@ -170,7 +143,7 @@ def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
     return _encode(_together([planned, *(decode_planned(answer) for answer in more if answer is not None)]))
 
 
-def _together(looks: list[Planned]) -> Planned:
+def _together(looks: list[Plan]) -> Plan:
     """Return the first look's plan, with the band of all looks in place of its own times."""
     planned = looks[0]
     if planned.starts in ("later", "unknown"):
@@ -210,8 +183,8 @@ class _Plan(Future):
             self._preempts = _concerned(ended, self._tenant)
         self._answer = next((payload for reply, payload in out.answers if reply == _REPLY), self._answer)
 
-    def planned(self) -> Planned:
-        planned = Planned("none", self.engine.state.seq)
+    def planned(self) -> Plan:
+        planned = Plan("none", self.engine.state.seq)
         if self._asked.edits:
             self._edit(planned)
         if self._asked.request is not None:
@@ -220,7 +193,7 @@ class _Plan(Future):
             self._empty(planned)
         return planned
 
-    def _edit(self, planned: Planned) -> None:
+    def _edit(self, planned: Plan) -> None:
         engine, asked = self.engine, self._asked
         waiting = {job.num for job in engine.state.jobs.values() if waits(job)}
         for worker in asked.drain:
@@ -248,7 +221,7 @@ class _Plan(Future):
         started = [engine.state.jobs[num] for num in sorted(waiting) if not waits(engine.state.jobs[num])]
         planned.starting = _concerned(started, self._tenant)
 
-    def _submit(self, planned: Planned, request: Request) -> None:
+    def _submit(self, planned: Plan, request: Request) -> None:
         engine, tenant = self.engine, self._tenant
         if self._asked.cancel:
             engine.offer(Cancel(tenant, self._asked.cancel, "plan"))
@@ -282,12 +255,12 @@ class _Plan(Future):
         if planned.replicas_now < planned.replicas:
             self._explain(planned, job)  # without fixes: letting the rest start would need another request
 
-    def _explain(self, planned: Planned, job: Job) -> None:
+    def _explain(self, planned: Plan, job: Job) -> None:
         waiting = explain_job(self.engine, job.tenant, job.name)
         assert isinstance(waiting, dict)
         planned.waiting = {name: value for name, value in waiting.items() if name not in ("job", "state", "tenant")}
 
-    def _later(self, planned: Planned, job: Job) -> None:
+    def _later(self, planned: Plan, job: Job) -> None:
         key = (job.tenant, job.name)
         self._explain(planned, job)
         reason = REASONS.get((planned.waiting or {}).get("reason", ""))
@@ -298,17 +271,20 @@ class _Plan(Future):
         if reason is not None and reason.is_never:
             planned.starts = "never"
             return
-        self.pass_time(lambda: key in self.started)
+        last = last_of(self.engine, job)
+        self.pass_time(lambda: key in self.started or last.at_ms <= self.time_ms)
         found = self.started.get(key)
         planned.starts = "unknown" if found is None else "later"
         planned.preempts = self._preempts
         why = why_unknown(len(self.unknown_runs), len(self.unknown_starts), cut=self.cut)
+        if last.at_ms <= self.time_ms:
+            why = last.why
         if planned.waiting is not None and found is None and why:
             planned.waiting["starts_unknown"] = why
         if found is not None:
             planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
 
-    def _empty(self, planned: Planned) -> None:
+    def _empty(self, planned: Plan) -> None:
         """Set `planned.empty`: after how many ms each drained worker holds nothing; None if unknown.
 
         No new job is placed there, so the last end of its members decides, and the queue need not be simulated: on a

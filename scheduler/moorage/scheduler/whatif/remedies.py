@@ -15,8 +15,6 @@ from moorage.scheduler.core.queries.view import View
 from moorage.schemas.operate import act_of
 from moorage.schemas.reasons import Cure, Reason
 
-#: the highest priority that an operator can give
-PRIORITY_MAX: Final = 100
 #: the most own jobs whose cancel is tried for one answer
 JOBS_TRIED_MAX: Final = 2
 _BY: Final = "explain"
@@ -77,21 +75,6 @@ def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
         yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
 
 
-def _cancel_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
-    """Yield the cancel of the job that blocks this one, if it is the tenant's own."""
-    first = next((ahead.job for ahead in View(engine).ahead_of(job)), None)
-    if first is not None and first.tenant == job.tenant and not any(replica.member for replica in first.replicas):
-        yield _cancel(first, f"cancel {first.name}, which waits before it")
-
-
-def _go_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
-    priority = 1 + max((ahead.aged for ahead in View(engine).ahead_of(job)), default=PRIORITY_MAX)
-    if priority <= PRIORITY_MAX:
-        say = f"ask your operator for priority {priority}: then it is first"
-        command = f"moorage admin priority {job.name} --tenant {job.tenant} --to {priority}"
-        yield _order(say, command, "priority", tenant=job.tenant, job=job.name, priority=priority)
-
-
 def _release(engine: Engine, job: Job) -> Iterator[Remedy]:
     if job.hold is not None and engine.state.tenants[job.tenant].hold is None:
         command = f"moorage admin release {job.name} --tenant {job.tenant}"
@@ -100,6 +83,5 @@ def _release(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 _OF: Final[dict[Cure, tuple[Callable[[Engine, Job], Iterator[Remedy]], ...]]] = {
     Cure.LIMIT: (_raise_limit, _cancel_first, _cancel_for_limit),
-    Cure.TURN: (_cancel_ahead, _go_ahead),
     Cure.RELEASE: (_release,),
 }

@@ -93,7 +93,7 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     mps_users: dict[str, int] | None = None
     #: name and number of the user that the agent runs as. Sent with a join, never in public
     own_user: list[str] = []
-    #: capabilities of each of `drivers`, by its name; a worker of a release before 0.3 does not report them
+    #: capabilities of each of `drivers`, by its name; one that is not listed has the defaults
     capabilities: dict[str, Capabilities] = {}
 
 
@@ -160,7 +160,7 @@ class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
 
     It has the scheduler's release, the newest feature level that it can write and fold, and the ledger record up to
     which it has folded. `settings` are those of its numbers, orders and rankers that differ from the defaults: only the
-    leader's take effect. Null if its release does not tell them.
+    leader's take effect.
     """
 
     scheduler: str
@@ -168,5 +168,5 @@ class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
     level: int
     ledger: int
     leads: bool = False
-    settings: dict[str, str | int | float | bool | None] | None = None
+    settings: dict[str, str | int | float | bool | None] = {}
     v: int = VERSION

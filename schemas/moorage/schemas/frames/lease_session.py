@@ -293,7 +293,6 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `body` is the request, in JSON for a worker that joined in JSON, and else as it came, JSON or msgpack.
     - `ends_in_s` is the time from this frame to the job's deadline. The leader ends the job then. If the request names
       a checkpoint signal, the worker sends it before.
-    - `folder`: the attempt has a folder of its own (feature level 2 of the ledger).
     - `resized` is the number of the operator's order that gave the job the part in `body`; 0: it is the request's own.
     - `guest`: frozen members have these slots. The worker refuses if one of those is not frozen, or has a guest
       already.
@@ -310,7 +309,6 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     body: bytes
     traceparent: str = ""
     ends_in_s: float | None = None
-    folder: bool = False
     resized: int = 0
     guest: bool = False
 

@@ -18,8 +18,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. It is published once, so it may be
     lost.
 
-    - `offset` counts bytes of this stream (out or err) within this attempt. `next` is the offset after this piece (0 if
-      an older worker does not tell it).
+    - `offset` counts bytes of this stream (out or err) within this attempt. `next` is the offset after this piece.
     - `text` is decoded, and bytes that are not UTF-8 are replaced; if there are any, `data` has the bytes (base64 in
       JSON).
     - A frame with `note` or `ports` is no output. `note` is what the worker does before the start, as `pulling the
@@ -30,9 +29,9 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     stream: StreamName
     offset: int
     text: str
+    next: int = 0
     v: int = VERSION
     end: bool = False
-    next: int = 0
     data: bytes | None = None
     note: str = ""
     ports: dict[str, str] = {}  # `address:port` on the host, by the container's own port

@@ -31,7 +31,7 @@ from moorage.schemas.units import many
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.agent.lost_members import LostMembers
-from moorage.worker.agent.member_claims import MemberClaims, check_named
+from moorage.worker.agent.member_claims import MemberClaims
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.agent.throttled_log import ThrottledLog
 from moorage.worker.devices.device_watch import DeviceWatch
@@ -88,6 +88,7 @@ from moorage.worker.session.member_messages import (
 from moorage.worker.session.members import Members
 from moorage.worker.session.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing.limiter.control import Control
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.mps.clients import MpsClients
 from moorage.worker.sharing.mps.managed import ManagedMps
@@ -240,6 +241,9 @@ class Agent:
         self._is_open = True
         self.spawn(self.guard.run())
         self.spawn(self.lost.run())
+        limits = [driver.limits for driver in self.drivers.values() if driver.limits is not None]
+        if limits and not self.inventory.simulated:
+            self.spawn(Control(limits, self.inventory).run())
         self.host.wake(self)
 
     async def close(self) -> None:
@@ -476,7 +480,6 @@ class Agent:
             if (run.files is not None or run.keep) and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
-            check_named(member, self.devices)
             driver.check_block(member.request)
             driver.read_config(member.request)
             driver.check(member.request.active_alone)
@@ -521,7 +524,7 @@ class Agent:
         for member in command.members:
             try:
                 config = driver.read_config(member.request)
-            except Exception as error:  # an earlier agent accepted it, perhaps with another release of the driver
+            except Exception as error:  # an earlier agent accepted it, with other settings of the driver
                 self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
                 continue
             assignment = Assignment(
@@ -533,7 +536,6 @@ class Agent:
                 member.place.traceparent,
                 None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 config,
-                member.place.folder,
                 self.settings.shows_uuids(devices),
             )
             assignments.append(assignment)

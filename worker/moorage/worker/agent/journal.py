@@ -155,7 +155,7 @@ class JournalState:
         self.join_facts: list[Fact] = []
         self.frames: dict[int, list[Fact]] = {}
         self.places: dict[MemberName, Place] = {}
-        self.devices: list[str] = []  # the devices in the order of the places' slots; empty from an older release
+        self.devices: list[str] = []  # the devices in the order of the places' slots
         self.left: list[str] = []  # devices that may still have the memory of an earlier job
 
     @property

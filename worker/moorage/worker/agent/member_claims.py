@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, cast
 
-from moorage.schemas.errors import refuse
-from moorage.schemas.frames import Device, Start
-from moorage.schemas.frames.fleet import names_of, slots_named
+from moorage.schemas.frames import Start
 from moorage.schemas.gpu import Sharing
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.devices.readers.base import PROBE_S, Inventory, SlotReading
@@ -21,23 +19,6 @@ from moorage.worker.sharing.mps.clients import MpsClients
 MEMORY_KEPT: Final = "memory"
 #: this is for a device of an earlier agent's ended member, if the device has another slot now
 LEFT_BEHIND: Final = "left behind"
-
-
-def check_named(member: Member, devices: Sequence[Device]) -> None:
-    """Raise `Refused` unless the placement has the devices that the request names.
-
-    A scheduler of a release before 0.3 does not read the names of devices.
-    """
-    ids = member.request.device_ids
-    if not ids:
-        return
-
-    def slots_of(name: str) -> int:
-        known = ((slot, devices[slot]) for slot in member.slots)
-        return sum(1 << at for at, one in known if name in (str(one.index), *names_of(one.uuid, one.pci, one.cdi)))
-
-    if slots_named(ids, slots_of, -1).bit_count() != len(member.slots):
-        raise refuse("failed-precondition", "the job was placed on other devices than its request names")
 
 
 class MemberClaims:
@@ -86,11 +67,9 @@ class MemberClaims:
     def start_alone(self, member: Member) -> Start | None:
         """Return the START of a single replica that asks for `distributed`, else None: no leader sends START to such a
         replica.
-
-        If a job has several replicas and is not a gang (a scheduler of 0.2 accepted this), its replicas have no ranks.
         """
-        request, gpu = member.request, member.request.gpu
-        if member.place.hold or request.replicas != 1 or gpu is None or gpu.distributed is None:
+        gpu = member.request.gpu
+        if member.place.hold or gpu is None or gpu.distributed is None:
             return None
         port = self._rendezvous.reserve_port(member.name, gpu.distributed.master_port)
         return Start(*member.name, LOCAL_ADDRESS, port, 1)

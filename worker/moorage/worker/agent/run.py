@@ -19,6 +19,7 @@ from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.system.collector import leave_what_stays
+from moorage.system.notify import managed
 from moorage.system.simulated_hosts import SimulatedHost, named_hosts
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.changed_devices import devices_changed
@@ -46,7 +47,6 @@ from moorage.worker.lend.server import LeaseServer
 from moorage.worker.settings import WorkerSettings, mps_folder
 from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
 from moorage.worker.sharing.idle_watch import IdleWatch
-from moorage.worker.sharing.limiter.keeper import ControllerProcess
 from moorage.worker.sharing.mps.managed import MPS, ManagedMps
 
 SUPERVISOR_FOLDER: Final = "supervisor"
@@ -76,7 +76,6 @@ class Worker:
         self.lender: LeaseServer | None = None
         self.files: JobFiles | None = None
         self.compute_modes: ComputeModes | None = None
-        self.controller: ControllerProcess | None = None
 
     def close_unused(self) -> None:
         """After a failed start, close all inventories, and the journals of agents that the host has not taken over."""
@@ -93,7 +92,7 @@ class Worker:
         """
         async with contextlib.AsyncExitStack() as closing:
             closing.push_async_callback(self.connection.close)
-            for part in (self.files, self.controller, self.host):
+            for part in (self.files, self.host):
                 if part is not None:
                     closing.push_async_callback(part.close)
             for agent in reversed(self.agents):
@@ -194,10 +193,6 @@ async def _start(
     if worker.compute_modes is not None:
         has_mps = worker.agents[0].clients.mps is not None
         await worker.compute_modes.open(_whole_gpus(worker.agents[0]), has_mps=has_mps)
-    if settings.limiter and hosts is None:
-        worker.controller = ControllerProcess(settings)
-        opened.push_async_callback(worker.controller.close)
-        worker.controller.open()
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
         await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)
@@ -216,26 +211,28 @@ async def run(
 
     Raises the error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
     """
-    again = True
-    while again:
-        again = False
-        worker = await start(settings, target, file)
-        changes = []
-        if len(worker.agents) == 1:
-            worker.agents[0].on_given_up = worker.host.give_up
-            if not worker.agents[0].inventory.simulated:
-                changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
-        leave_what_stays()
-        try:
-            await worker.host.serve(stop, *changes)
-            for change in (each for each in changes if each.done()):
-                change.result()  # raises if the task failed
-                again = not stop.is_set()
-        finally:
-            for change in changes:
-                change.cancel()
-            await asyncio.gather(*changes, return_exceptions=True)
-            await worker.stop()
+    async with managed(started := asyncio.Event()):
+        again = True
+        while again:
+            again = False
+            worker = await start(settings, target, file)
+            started.set()
+            changes = []
+            if len(worker.agents) == 1:
+                worker.agents[0].on_given_up = worker.host.give_up
+                if not worker.agents[0].inventory.simulated:
+                    changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
+            leave_what_stays()
+            try:
+                await worker.host.serve(stop, *changes)
+                for change in (each for each in changes if each.done()):
+                    change.result()  # raises if the task failed
+                    again = not stop.is_set()
+            finally:
+                for change in changes:
+                    change.cancel()
+                await asyncio.gather(*changes, return_exceptions=True)
+                await worker.stop()
 
 
 @contextlib.contextmanager
@@ -357,7 +354,7 @@ def _agent(
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
         with used_as_state(settings.state_dir):
-            machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
+            machine = folder_machine(facts.machine, settings.state_dir)
             journal = Journal(path)
         facts = dataclasses.replace(facts, machine=machine)
     if journal.torn_bytes:

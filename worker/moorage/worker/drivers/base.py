@@ -48,6 +48,7 @@ from moorage.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from moorage.worker.drivers.kit import Kit
+    from moorage.worker.sharing.limiter.limits import Limits
 
 #: exit status for a command that cannot be started or is not found, as in sh(1)
 CODE_CANNOT_START: Final = 126
@@ -84,8 +85,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     With `by_uuid` NVIDIA devices are shown to CUDA by uuid, not by number.
 
-    If `has_folder` is set, the member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd`
-    replaces it. Requests of older ledgers have no folder.
+    The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
 
     name: MemberName
@@ -96,7 +96,6 @@ class Assignment(msgspec.Struct, frozen=True):
     traceparent: str = ""
     ends_in_s: float | None = None
     config: Any = None
-    has_folder: bool = True
     by_uuid: bool = False
 
     @property
@@ -185,6 +184,8 @@ class Driver:
     is_foreign: bool = False
     #: whether `members_of` can tell to which member a process of this host belongs
     tells_processes: bool = False
+    #: the limiter of its members (`Kit.limits`), which the agent then gives tokens; None: it has none
+    limits: Limits | None = None
     #: whether its members connect to an MPS daemon that the worker runs, if they share a GPU by mps
     joins_mps: bool = False
     #: sharing modes for which `check` refuses every job

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.schemas.capabilities import FENCES, UP_TO_0_2
+from moorage.schemas.capabilities import FENCES, KNOWN
 from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
 from moorage.schemas.settings import DEFAULT, OF_DRIVERS, SettingsFile, made, settle, unknown_variables
@@ -102,7 +102,7 @@ def _entry_point(name: str) -> str:
 def _check(word: str, kind: type[Driver]) -> None:
     """Raise ValueError if moorage cannot use this class as a driver."""
     name, fence = kind.name, kind.capabilities.fence
-    if name in ("", *UP_TO_0_2, *BUILT_IN):
+    if name in ("", *KNOWN, *BUILT_IN):
         raise ValueError(f"{word}: its name {name!r} is taken or empty; give the class another `name`")
     if not is_own(word) and name != word:
         raise ValueError(f"{word}: the class has the name {name!r}; give the entry point the same name")

@@ -217,7 +217,7 @@ class MemberTable:
                 continue
             try:
                 member.request = _read_request(place.body)[1].request
-            except Refused:  # a request of a newer release
+            except Refused:  # of a scheduler that is upgraded first
                 self.dropped["resize-unreadable"] += 1
                 continue
             member.place = replace(member.place, body=place.body, resized=place.resized)

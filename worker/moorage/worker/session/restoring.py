@@ -41,8 +41,8 @@ def device_names(devices: Sequence[Device]) -> list[str]:
 
 
 def same_slots(before: Sequence[str], now: Sequence[str]) -> frozenset[int]:
-    """Return the slots that have the same device as before; all slots if the former devices are unknown."""
-    return frozenset(slot for slot, name in enumerate(now) if not before or before[slot : slot + 1] == [name])
+    """Return the slots that have the same device as before."""
+    return frozenset(slot for slot, name in enumerate(now) if before[slot : slot + 1] == [name])
 
 
 def match(

@@ -24,14 +24,12 @@ MAGIC: Final = b"moorage-supervisor-journal-2\n"
 MARK: Final = b"\xc1rec"
 """Begins a record; 0xc1 is no byte of msgpack's own."""
 _HEADER: Final = struct.Struct(">4sII")
-_LENGTH_BYTES: Final = 4
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
     """Written before the member's first process. `cgroup` is the path of its cgroup, empty without one.
 
-    `container` is the id of the member's container; empty for a process. Older supervisors do not know it, and cannot
-    prove the end of a member with one.
+    `container` is the id of the member's container; empty for a process.
     """
 
     key: str
@@ -81,7 +79,7 @@ def read_journal(path: Path) -> dict[str, Left]:
     except FileNotFoundError:
         return {}
     left: dict[str, Left] = {}
-    for body in _bodies(data) if data.startswith(MAGIC) else _bodies_of_version_1(data):
+    for body in _bodies(data):
         try:
             record = _decode(body)
         except UNREADABLE:
@@ -110,17 +108,6 @@ def _bodies(data: bytes) -> Iterator[bytes]:
             at = data.find(MARK, end)
         else:
             at = data.find(MARK, at + 1)
-
-
-def _bodies_of_version_1(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a file without `MAGIC`: each is its length and its body."""
-    at = 0
-    while at + _LENGTH_BYTES <= len(data):
-        length_bytes = int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
-        at += _LENGTH_BYTES + length_bytes
-        if at > len(data):
-            return
-        yield data[at - length_bytes : at]
 
 
 class Journal:

@@ -245,7 +245,7 @@ class Fleet:
     def rules_of(self, hello: dict[str, Any]) -> Rules:
         """Return a worker's rules, and note the tenants that they name, whose shapes are then kept separate.
 
-        An older worker has no rules. A worker counts as one without rules if it would name tenants beyond `NAMED_MAX`.
+        A worker counts as one without rules if it would name tenants beyond `NAMED_MAX`.
         """
         drivers = {tenant: frozenset(words) for tenant, words in (hello.get("drivers_for") or {}).items()}
         users: dict[str, int] | None = hello.get("mps_users")
@@ -491,5 +491,5 @@ class Fleet:
 
 
 def device_names(device: dict[str, Any]) -> list[str]:
-    """Return the names of a device of a hello, apart from its index; an older worker reports fewer."""
+    """Return the names of a device of a hello, apart from its index."""
     return names_of(str(device.get("uuid", "")), str(device.get("pci", "")), device.get("cdi", ()))

@@ -142,7 +142,7 @@ def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
 
     If NVLink links all slots or none, the NUMA nodes take the place of its sets. A reported link counts in both
-    directions; the hello of an older worker reports none.
+    directions.
     """
     slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
     linked = [1 << slot for slot in range(len(pool))]
@@ -223,7 +223,7 @@ class HostClass:
         self.own_user = own_user_of(hello)
         self.memory_limits = memory_limits_of(hello)
         self.levels = levels_of(hello)
-        # a worker of an older release may offer a mode in which its devices take no sharers
+        # a worker may offer a mode in which its devices take no sharers
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
         #: by mode, the slots that allow it: a worker may restrict a device to some modes
         self.takes = {
@@ -392,7 +392,7 @@ class Host:
         self.memory_mib = self.memory_free = int(hello["memory_mib"])
         lent = hello.get("lent_slots")
         every = (1 << len(cls.devices)) - 1
-        self.lent = every if lent is None else sum(1 << slot for slot in set(lent) if 0 <= slot < 64) & every
+        self.lent = every if lent is None else sum(1 << slot for slot in set(lent))
         self.held = 0  # number of members counted
         self.version = 0  # grows whenever members are counted in or out
         self.labels: dict[str, str] = hello["labels"]

@@ -89,7 +89,7 @@ def exiting(to: int, result: int | None) -> int:
 
 #: the most workers that a ledger knows at a time
 WORKERS_MAX: Final = 1 << 16
-#: below the fence in a value of `packed`; release 0.2 wrote the worker's number there
+#: below the fence in a value of `packed`
 _FENCE_AT: Final = 16
 
 

@@ -74,9 +74,9 @@ class _Worker(msgspec.Struct, array_like=True):
     # job number, replica, attempt, fence, mask, mode as in `records.placing`, phase, whether it is the current attempt,
     # rate
     members: list[list[int]]
-    former: list[Pool] = []
-    num: int = -1  # -1: its place in the list
-    left: tuple[int, str] = (0, "")  # when and why its last session ended
+    former: list[Pool]
+    num: int
+    left: tuple[int, str]  # when and why its last session ended
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -101,25 +101,24 @@ class _Snapshot(msgspec.Struct, array_like=True):
     tenant_orders: list[
         tuple[str, int, int, StandingOrder | None, StandingOrder | None]
     ]  # tenant, GPUs, jobs, limit, hold
-    # the fields below came with 0.3
-    half_life: tuple[int, int] = (0, 0)  # the half-life of usage, and ledger ms since when usage is counted
+    half_life: tuple[int, int]  # the half-life of usage, and ledger ms since when usage is counted
     # tenant, weight, guaranteed GPUs, order, usage
-    shares: list[tuple[str, int, int, StandingOrder | None, bytes]] = []
+    shares: list[tuple[str, int, int, StandingOrder | None, bytes]]
     #: worker number, slots declared healthy, sequence of that order, ailments by slot, maintenance window
-    worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]] = []
-    job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]] = []
-    notices: list[tuple[int, int, int, int]] = []  # job number, replica, fence, seconds
-    level: int = 1
-    restored: tuple[str, int, int] = ("", -1, 0)  # former ledger id, when, and in which epoch
-    behind: str = ""
-    preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
-    used: list[tuple[int, tuple[int, int]]] = []  # job number, GPU milliseconds and MiB seconds
-    resizes: list[tuple[int, tuple[Resize, ...]]] = []  # job number, operators' changes of its share
-    freezes: list[tuple[int, int, int]] = []  # job number, replica, fence
-    wakes: list[tuple[int, int, int]] = []  # those of them that their first use resumes
-    next_worker: int = -1  # -1: as many as there are
-    lacking: list[tuple[int, tuple[int, ...]]] = []  # job number, workers that lack what it needs
-    shut: list[tuple[int, int, str]] = []  # worker number, ledger ms at which it opens, why starts fail on it
+    worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]]
+    job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]]
+    notices: list[tuple[int, int, int, int]]  # job number, replica, fence, seconds
+    level: int
+    restored: tuple[str, int, int]  # former ledger id, when, and in which epoch
+    behind: str
+    preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]]  # job number, workers, jobs that end for it
+    used: list[tuple[int, tuple[int, int]]]  # job number, GPU milliseconds and MiB seconds
+    resizes: list[tuple[int, tuple[Resize, ...]]]  # job number, operators' changes of its share
+    freezes: list[tuple[int, int, int]]  # job number, replica, fence
+    wakes: list[tuple[int, int, int]]  # those of them that their first use resumes
+    next_worker: int
+    lacking: list[tuple[int, tuple[int, ...]]]  # job number, workers that lack what it needs
+    shut: list[tuple[int, int, str]]  # worker number, ledger ms at which it opens, why starts fail on it
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -144,7 +143,7 @@ def dump(state: State) -> bytes:
         _Worker(
             w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello, w.flag, w.by, w.quarantined,
             [
-                [r.job.num, r.index, m.attempt, m.fence, m.mask, _mode(m), m.phase, int(r.member is m), *_rate(m)]
+                [r.job.num, r.index, m.attempt, m.fence, m.mask, _mode(m), m.phase, int(r.member is m), m.rate_milli]
                 for m in w.members.values()
                 for r in (m.replica,)
             ],
@@ -199,11 +198,6 @@ def _named(member: Member) -> tuple[int, int, int]:
     return member.replica.job.num, member.replica.index, member.fence
 
 
-def _rate(member: Member) -> tuple[int, ...]:
-    """Return a member's rate for its row; nothing for most, so that releases without rates can read them."""
-    return (member.rate_milli,) if member.rate_milli else ()
-
-
 def _signed(number: int) -> bytes:
     """Return an integer of any size as bytes: usage exceeds the 64 bits of msgpack."""
     return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
@@ -221,7 +215,7 @@ def load(snapshot: bytes) -> State:
         return _loaded(found)
     # any damage is possible, as rows refer to each other by number
     except (*UNREADABLE, LookupError, TypeError) as error:
-        raise BadSnapshot(f"not a snapshot of release 0.2 or a later one: {error!r}") from None
+        raise BadSnapshot(f"not a snapshot that this release can read: {error!r}") from None
 
 
 def _loaded(found: _Snapshot) -> State:
@@ -264,9 +258,9 @@ def _loaded(found: _Snapshot) -> State:
     for num, workers, jobs in found.preempts:
         job = state.preempting[num] = state.jobs[num]
         job.preempts = (workers, jobs)
-    for number, row_of in enumerate(found.workers):
-        _load_worker(state, number if row_of.num < 0 else row_of.num, row_of)
-    state.next_worker = len(found.workers) if found.next_worker < 0 else found.next_worker
+    for worker in found.workers:
+        _load_worker(state, worker)
+    state.next_worker = found.next_worker
     _load_health(state, found)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished)
@@ -305,20 +299,18 @@ def _load_job(state: State, row: _Job) -> None:
         tenant.extra += job.extra
 
 
-def _load_worker(state: State, number: int, row: _Worker) -> None:
-    worker = Worker(number, row.id, row.machine)
+def _load_worker(state: State, row: _Worker) -> None:
+    worker = Worker(row.num, row.id, row.machine)
     worker.boot, worker.n, worker.no, worker.session = row.boot, row.n, row.no, row.session
     worker.joined_ms, worker.hello, worker.flag, worker.by = row.joined_ms, row.hello, row.flag, row.by
     worker.quarantined, worker.former = row.quarantined, tuple(row.former)
     worker.left_ms, worker.left_why = row.left
-    if not worker.session and not worker.left_ms:
-        worker.left_ms = state.time_ms  # an older snapshot does not say
-    state.workers[row.id] = state.worker_by_num[number] = worker
-    for num, index, attempt, fence, mask, mode, phase, own, *rate in row.members:
+    state.workers[row.id] = state.worker_by_num[row.num] = worker
+    for num, index, attempt, fence, mask, mode, phase, own, rate_milli in row.members:
         replica = state.jobs[num].replicas[index]
         member = new_member(replica, worker, mask, mode & ~GUEST, fence)
         member.attempt, member.phase, member.guest = attempt, phase, bool(mode & GUEST)
-        member.rate_milli = rate[0] if rate else 0
+        member.rate_milli = rate_milli
         worker.members[member.key] = member
         replica.job.held += 1
         tenant = state.tenants[replica.job.tenant]

@@ -8,7 +8,6 @@ refused, once all workers were heard from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -31,12 +30,8 @@ from moorage.schemas.job import STATES, Request
 from moorage.schemas.memo import Memo
 
 RETRY_AFTER_S: Final = 1.0
-#: cached pairs of shape and priority with their soonest start
-SOONEST_MAX: Final = 1_000
 #: cached shapes that the fleet could run
 MATCHED_MAX: Final = 50_000
-#: how long a soonest start is cached; a refusal for `start_within_s` leaves the same margin
-SOONEST_KEPT_MS: Final = 1_000
 #: tombstones of one tenant checked in a second
 FORGET_MAX: Final = 256
 
@@ -123,9 +118,7 @@ class Admission:
         fleet: Fleet,
         lifecycle: Lifecycle,
         config: Config,
-        soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0,
     ) -> None:
-        """`soonest_ms` returns how soon a shape of a priority could start, in ms; 0 if unknown."""
         self.state = state
         self.fleet = fleet
         self.lifecycle = lifecycle
@@ -137,8 +130,6 @@ class Admission:
         self._matched_at = -1
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
-        self._soonest: Memo[tuple[int, int], tuple[int, int]] = Memo(SOONEST_MAX)
-        self._soonest_ms = soonest_ms
         self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
         self._asked_for: Draft | None = None
         self._heard = False
@@ -196,10 +187,6 @@ class Admission:
             if not self.could_ever(shape):
                 return self._without_match(draft, event, warnings)
             self._matched.put(shape.index, True)
-        if request.start_within_s is not None:
-            late = self._too_late(draft, event, int(request.start_within_s * 1000))
-            if late is not None:
-                return _refused(event, late, f"{late.code}: {late.message}")
         if request.workload.env:
             gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
             if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):
@@ -288,26 +275,6 @@ class Admission:
         if not self.ends_unmatched(event.request, event.shape):
             return NewJob(event, [*warnings, why])
         return self._no_match(event) if event.sequence == 0 else NewJob(event, [*warnings, why], REJECTED, why)
-
-    def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
-        """Return why a job cannot start in time even if it went first; None if it may, or if that is unknown."""
-        priority = event.request.priority
-        key = (event.shape.index, priority)
-        known = self._soonest.get(key)
-        if known is None or draft.time_ms - known[0] > SOONEST_KEPT_MS:
-            known = self._soonest.put(key, (draft.time_ms, self._soonest_ms(event.shape, priority)))
-        soonest_ms = known[0] + known[1] - draft.time_ms
-        if soonest_ms <= within_ms + SOONEST_KEPT_MS:
-            return None
-        return problem(
-            "cannot-start-in-time",
-            f"the job could start in {soonest_ms / 1000:.0f} s at the soonest, even if the running jobs are short ones",
-            field="$.start_within_s",
-            found=event.request.start_within_s,
-            allowed=f"at least {math.ceil(soonest_ms / 1000)}",
-            job=event.name,
-            next="give it longer, or ask for what moorage fleet shows as free",
-        )
 
     def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
         """Return a problem if a later record than the request's `if_seq` decided something, or there is no such record.

@@ -46,7 +46,6 @@ class Lending:
         self._lenders_max = 0
         self._draft: Draft | None = None
         self._joining: dict[DeviceName, str] = {}  # worker ids of this draft's joins
-        self._twice: list[tuple[DeviceName, int, int]] | None = None  # from before this term; none can be added in it
 
     def joined(self, worker: Worker) -> None:
         """Note, after the fold, that a worker lends the devices in its hello."""
@@ -79,27 +78,6 @@ class Lending:
             )
         self._joining.update(dict.fromkeys(names, worker_id))
         return None
-
-    def lent_twice(self) -> list[dict[str, str]]:
-        """Return the devices that two sessions lend at once, each with the ids of both workers.
-
-        The state is searched only once, as no more such devices can appear in this term. Their workers joined under a
-        release that accepted both; a device is left out once one of them is lost, leaves, or joins without it.
-        """
-        if self._twice is None:
-            first: dict[DeviceName, int] = {}
-            self._twice = []
-            for worker in self._state.workers.values():
-                for name in _lent_by(worker) if worker.session else ():
-                    other = first.setdefault(name, worker.num)
-                    if other != worker.num:
-                        self._twice.append((name, other, worker.num))
-        workers = self._state.worker_by_num
-        return [
-            {"uuid": name.uuid, "worker": workers[one].id, "other": workers[two].id}
-            for name, one, two in self._twice
-            if all(num in workers and workers[num].session and name in _lent_by(workers[num]) for num in (one, two))
-        ]
 
     def _lender(self, draft: Draft, name: DeviceName, worker_id: str) -> str | None:
         """Return the id of another worker that lends a device and may still run something on it; None for none."""

@@ -61,6 +61,6 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
         if worker.num not in frames:
             frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
         frames[worker.num].place.append(
-            Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, True, 0, bool(c & GUEST))
+            Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, 0, bool(c & GUEST))
         )
     return [wanted_message(subjects, workers[num], frame) for num, frame in frames.items()]

@@ -121,7 +121,6 @@ class WantedFrames:
             body,
             job.traceparent,
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
-            True,
             job.resizes[-1].seq if job.resizes else 0,
             member.guest,
         )

@@ -7,7 +7,7 @@ each record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
@@ -22,13 +22,6 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 #: than the second, entries are counted, not jobs
 COUNTED_MAX: Final = 512
 GLANCED_MAX: Final = 8_192
-
-
-class Ahead(NamedTuple):
-    """A job that has to start before another one, and its priority with age."""
-
-    job: Job
-    aged: int
 
 
 class View:
@@ -99,10 +92,6 @@ class View:
     def waits(self) -> dict[str, Any]:
         """How long jobs waited for their start in this term, by class."""
         return self._engine.waited.as_data()
-
-    def lent_twice(self) -> list[dict[str, str]]:
-        """Return the GPUs that two workers lend at the same time."""
-        return self._engine.sessions.lending.lent_twice()
 
     def report_of(self, worker_num: int) -> Report | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
@@ -200,21 +189,6 @@ class View:
         """Return the first job of a tenant that its limit kept waiting in the last pass; None if there is none."""
         num = self._order.waits_for_limit(tenant)
         return None if num is None else self._state.jobs.get(num)
-
-    def ahead_of(self, job: Job) -> list[Ahead]:
-        """Return the first job of each queue group that has to start before this one; [] unless the order is strict."""
-        if not self._order.is_strict:
-            return []
-        draft, found = self._engine.standing_draft(), list[tuple[int, int, Ahead]]()
-        for group in self._engine.queue.groups.values():
-            item = next(self._before(draft, group, job), None)
-            if item is None or not self._order.may(draft, group) or not self._engine.planner.could_ever(group.shape):
-                continue
-            other = self._state.jobs.get(item >> REPLICA_BITS)
-            if other is not None:
-                aged = self._order.aged_of(group.priority, item)
-                found.append((-self._order.standing_of(group.priority, item), item, Ahead(other, aged)))
-        return [ahead for _, _, ahead in sorted(found, key=lambda row: row[:2])]
 
     def gpus_before(self, job: Job) -> int:
         """Return how many GPUs the tenant's waiting jobs before this one ask for."""

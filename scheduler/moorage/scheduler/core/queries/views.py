@@ -400,7 +400,6 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
         "ledger": engine.state.seq,
         "workers": workers,
         **({"next": workers[-1]["worker"]} if more else {}),
-        **({"lent_twice": twice} if (twice := View(engine).lent_twice()) else {}),
         "queued": View(engine).queued(),
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),

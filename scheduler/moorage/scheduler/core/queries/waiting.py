@@ -73,9 +73,9 @@ def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> dict[str, Any]:
-    """Return the dominant reason and its evidence; operators' orders and strict order take precedence over filters."""
+    """Return the dominant reason and its evidence; operators' orders take precedence over filters."""
     shape, time_ms = engine.shape_of(job), engine.state.time_ms
-    standing = _standing(engine, job, found.reason) or _ahead(engine, job, found.reason)
+    standing = _standing(engine, job, found.reason)
     if standing:
         found.reason = REASONS[standing["reason"]]
     data = found.as_data()
@@ -183,17 +183,6 @@ def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
     """Return the effective priority and the wait, if the effective priority is higher than the job's own."""
     counts = View(engine).counts_as(job)
     return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
-
-
-def _ahead(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
-    """Return the reason AHEAD if, in strict order, another job has to start first; else empty."""
-    ahead = View(engine).ahead_of(job) if not reason.is_never else []
-    if not ahead:
-        return {}
-    return {
-        "reason": reasons.AHEAD.name,
-        "because": f"{_named(ahead[0].job, job)} comes first, and has to start before it",
-    }
 
 
 def _named(other: Job, job: Job) -> str:

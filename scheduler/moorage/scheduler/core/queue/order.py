@@ -105,7 +105,7 @@ def by_priority(group: Group) -> Key:
 
 
 class QueueOrder:
-    """The queue as one pass sees it. `order` is the setting of `Config`.
+    """The queue as one pass sees it.
 
     `overdue` are numbers of queued jobs whose deadline or latest start has passed. `left_too_soon_of` returns the
     workers whose drain would end a job (by number, at a ledger ms) too soon.
@@ -115,13 +115,11 @@ class QueueOrder:
         self,
         fleet: Fleet,
         queue: Queue,
-        order: str,
         ageing: Ageing | None,
         overdue: Container[int],
         left_too_soon_of: Callable[[int, int], frozenset[int]],
     ) -> None:
         self.queue = queue
-        self.is_strict = order == "fifo"  # no job passes the first one that may start
         self.ageing = ageing
         self.overdue = overdue
         self.left_too_soon_of = left_too_soon_of
@@ -149,8 +147,8 @@ class QueueOrder:
         self._full.clear()
 
     def is_fair(self, draft: Draft) -> bool:
-        """Return whether fair share orders the queue: an operator has set a share, and `order` is not `fifo`."""
-        return not self.is_strict and draft.state.half_life_ms > 0
+        """Return whether fair share orders the queue: an operator has set a share."""
+        return draft.state.half_life_ms > 0
 
     # ------------------------------------------------------------------------------------ what still waits
 

@@ -38,7 +38,6 @@ class Waits(Enum):
 
     NO_ROOM = auto()  # no host has room for any job of the group
     RESERVED = auto()  # hosts are reserved for another job; a job that surely ends before that may use them
-    LEAVING = auto()  # hosts are drained before it surely ends; a job with a shorter time limit may use them
 
 
 class Verdict(NamedTuple):

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum, auto
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Waits
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue, Waits
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.schedule.endless import Endless
 from moorage.scheduler.core.schedule.placing import Placing
@@ -38,7 +38,6 @@ ASIDE_MAX: Final = 64
 SWEEP_PART: Final = 16
 #: queue entries that one record checks for jobs that no longer wait
 SWEPT_MAX: Final = 8_192
-_NONE: Final = -2  # matches no change of the fleet: in strict order the first group is served whatever its verdict
 
 
 class End(Enum):
@@ -105,14 +104,10 @@ class Planner:
         if not self._begin(draft):
             return 0
         order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
-        strict = order.is_strict
-        if strict:
-            ready = self.queue.ready(order.key, _NONE, lambda group: False)
-        else:
-            ready = self.queue.ready(order.key, self.fleet.changes, lambda group: verdicts.holds(draft, group))
+        ready = self.queue.ready(order.key, self.fleet.changes, lambda group: verdicts.holds(draft, group))
         self._bound(cut, len(ready))
         while ready and not self.is_done(draft):
-            key, first, group = ready[0]
+            key, _, group = ready[0]
             self.serving = group
             if verdicts.is_like_full(draft, group):
                 heappop(ready)
@@ -123,22 +118,12 @@ class Planner:
             if (now := order.key(group)) != key:
                 heapreplace(ready, (now, group.entries[0], group))
                 continue
-            if strict and verdicts.is_new(group) and order.may(draft, group):
-                if not order.prune(draft, group) or group.entries[0] != first:
-                    # the job that found no room no longer waits, so it blocks no other job
-                    self._serve_the_next(ready, group)
-                    continue
-                served = Served(0, End.NO_ROOM, key)
-            else:
-                after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
-                others, kind = after[:2] if after is not None else None, verdicts.kind_of(group)
-                served = self._serve(draft, group, others, alike=self._alike(ready[0], after))
-                if served.end is End.NO_ROOM and not strict:
-                    verdicts.no_room_for(draft, kind, group)
+            after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
+            others, kind = after[:2] if after is not None else None, verdicts.kind_of(group)
+            served = self._serve(draft, group, others, alike=self._alike(ready[0], after))
+            if served.end is End.NO_ROOM:
+                verdicts.no_room_for(draft, kind, group)
             placed += served.placed
-            if strict and served.end is End.NO_ROOM and self.could_ever(group.shape):
-                placed += self._place_freed(draft)
-                break  # in strict order no job passes the first one, but on hosts that were freed for it
             if served.end is End.OTHERS_FIRST:
                 heapreplace(ready, (served.key, group.entries[0], group))
             else:
@@ -185,18 +170,6 @@ class Planner:
             return False
         return group.shape.gpus <= draft.tenant(group.tenant).gpus_max - self._endless.of(draft, group.tenant)
 
-    def _serve_the_next(self, ready: list[tuple[Key, int, Group]], group: Group) -> None:
-        """In strict order, replace the head of the heap by the group's next job, at that job's own place in the order.
-
-        The group's verdict was about the job that left. It is kept only for NO_ROOM, since the next job has the same
-        shape.
-        """
-        heappop(ready)
-        if group.entries:
-            if group.verdict.waits is not Waits.NO_ROOM:
-                group.verdict = VOID
-            heappush(ready, (self.order.key(group), group.entries[0], group))
-
     def _bound(self, cut: bool, waiting: int) -> None:
         """Set how many failed searches this pass may make; `cut` says whether the last pass reached its limit.
 
@@ -219,7 +192,7 @@ class Planner:
 
     def _alike(self, one: tuple[Key, int, Group], other: tuple[Key, int, Group] | None) -> bool:
         """Return whether two groups of the heap ask for the same, and nothing but arrival orders them."""
-        if other is None or self.order.is_strict or self.order.turns is not None:
+        if other is None or self.order.turns is not None:
             return False
         return (one[0], one[2].shape) == (other[0], other[2].shape)
 
@@ -269,7 +242,7 @@ class Planner:
 
     def _place_first(self, draft: Draft, group: Group) -> Choice | None:
         """Place the first job of a queue group. Return None if it found no room; then it stays in the group."""
-        if not self.order.is_strict and self.verdicts.finds_none(draft, group):
+        if self.verdicts.finds_none(draft, group):
             self.placing.in_vain += 1
             return None
         excluded = self.reserving.excluded(group.priority, group.shape, group.tenant)
@@ -278,41 +251,16 @@ class Planner:
             self.queue.pop(group)
         return choice
 
-    def _place_freed(self, draft: Draft) -> int:
-        """Place the jobs for which other jobs were ended, on the hosts freed for them. Return the number of replicas.
-
-        Only in strict order, where another job may come first: often the ended job, which is queued again in its old
-        place.
-        """
-        placed, hosts = 0, self.fleet.hosts
-        for job in draft.state.preempting.values():
-            shape, priority = self.preempting.policy.shape_of(job), self.preempting.policy.priority_of(job)
-            group = self.queue.group_of(priority, shape, job.tenant)
-            if self.is_done(draft) or group is None or not self.order.prune(draft, group):
-                continue
-            if not self.order.may(draft, group):
-                continue
-            own = self.preempting.own(draft, shape, priority, job.tenant) & hosts.keys()
-            if sum(hosts[num].replicas_of(shape, "now") for num in own) < shape.together:
-                continue
-            closed = self.reserving.excluded(priority, shape, job.tenant) | (hosts.keys() - own)
-            if self.placing.place(draft, shape, group.entries[0], closed) is not None:
-                self.queue.pop(group)
-                self.order.count(draft, group, shape.together)
-                placed += shape.together
-        return placed
-
     def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
         """Return whether the first job of a group, which found no room, is set aside for the jobs behind it.
 
         Only if a drain excludes hosts for it: a job behind it may have a shorter time limit. Otherwise the group gets
         its verdict.
         """
-        strict, limited = self.order.is_strict, bool(self.order.kept_from(draft, group.entries[0]))
-        if limited and not strict and len(aside) < ASIDE_MAX:
+        if len(aside) < ASIDE_MAX and self.order.kept_from(draft, group.entries[0]):
             aside.append(self.queue.pop(group))
             return True
-        self.verdicts.give(group, Waits.LEAVING if strict and limited else Waits.NO_ROOM)
+        self.verdicts.give(group, Waits.NO_ROOM)
         return False
 
     # ---------------------------------------------------------------------------------------- preemption

@@ -294,8 +294,7 @@ class Reserving:
     def begin(self, draft: Draft) -> None:
         """Begin a pass; `QueueOrder` has begun before."""
         self._draft = draft
-        if not self._order.is_strict:
-            self._reserve(draft)
+        self._reserve(draft)
         if self._preemptors or draft.state.preempting:
             self._settle(draft)
 
@@ -497,8 +496,6 @@ class Reserving:
 
     def next_ms(self, draft: Draft) -> float:
         """Return the ledger ms of the next scan if nothing more happens; infinity for none."""
-        if self._order.is_strict:
-            return math.inf
         return self._looked_ms + LOOK_MS if self._has_changed(draft) else self._moment_ms(draft)
 
     # --------------------------------------------------------------------------------- while one stands

@@ -75,14 +75,13 @@ Groups = tuple[_Group, _Group, _Group]
 
 
 class Estimate(NamedTuple):
-    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`; `least_ms` is the shortest seen.
+    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`.
 
     `samples` is the number of runs behind it; 0 if only the request's time limit is known.
     """
 
     p50_ms: int
     p90_ms: int
-    least_ms: int
     samples: int
 
 
@@ -206,11 +205,11 @@ class Durations:
         left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
         known = self._known(groups_of(tenant, workload, shape), accepted_ms)
         if known is None:
-            return None if left is None else Estimate(left, left, 0, 0)
-        p50, p90, least = (_left_ms(known, elapsed_ms, percent) for percent in (50, 90, 0))
+            return None if left is None else Estimate(left, left, 0)
+        p50, p90 = (_left_ms(known, elapsed_ms, percent) for percent in (50, 90))
         if left is not None:
-            p50, p90, least = min(p50, left), min(p90, left), min(least, left)
-        return Estimate(p50, p90, least, len(known))
+            p50, p90 = min(p50, left), min(p90, left)
+        return Estimate(p50, p90, len(known))
 
     def left_ms(
         self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None, percent: int
@@ -263,11 +262,6 @@ class Durations:
             if known is not None and len(known.ring) >= SAMPLES_SURE:
                 return known.sorted
         return None
-
-    def least_left_ms(self, groups: Groups, elapsed_ms: int, samples: int) -> int:
-        """Return only the `least_ms` of `remaining`, without siblings; 0 if fewer than `samples` runs are known."""
-        known = self._known(groups, None)
-        return _left_ms(known, elapsed_ms, 0) if known is not None and len(known) >= samples else 0
 
     def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
         """Return the sorted runs of the narrowest group with enough runs, else of the narrowest with any; or None.
@@ -414,7 +408,7 @@ class Estimates:
     def _read(self, job: Job) -> RunsAs:
         request, shape = self.request_of(job), self.shape_of(job)
         groups = groups_of(job.tenant, workload_of(request), shape)
-        return RunsAs(shape, groups, _limit_ms(request), request.priority)
+        return RunsAs(shape, groups, _limit_ms(request))
 
 
 def _limit_ms(request: Request) -> int | None:
@@ -435,12 +429,11 @@ class RunsAs:
     `until_ms` are from `Durations.steady_end_ms`, when the counter `told` was `told_at`; -1 if there was no answer.
     """
 
-    __slots__ = ("end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms")
+    __slots__ = ("end_ms", "groups", "limit_ms", "shape", "since_ms", "told", "told_at", "until_ms")
 
-    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int) -> None:
+    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None) -> None:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
-        self.priority = priority  # of the request
         self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
         self.told: SharedCount | None = None

@@ -147,6 +147,13 @@ class Inventory(Protocol):
         """
         ...
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        """Return the percent of the device's time that each process had of late, by pid; one without an entry had none.
+
+        Bounded in time. Raises HeldUnknown unless the driver reports it for each process.
+        """
+        ...
+
     def watch(self, report: ReportFault) -> None:
         """Call `report(slot, fault)` in the running loop for faults that devices report by themselves, until closed."""
         ...

@@ -107,6 +107,9 @@ class CdiInventory:
     async def held(self, slot: int) -> dict[int, int]:
         raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
+
     def watch(self, report: ReportFault) -> None:
         """Do nothing: a spec reports no faults."""
 

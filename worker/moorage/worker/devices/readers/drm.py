@@ -105,6 +105,9 @@ class DrmInventory:
     async def held(self, slot: int) -> dict[int, int]:
         raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
+
     def watch(self, report: ReportFault) -> None:
         """Do nothing: no fault events of these drivers are read; faults show in the readings."""
 

@@ -19,7 +19,6 @@ from moorage.system.proctree import boot_id
 _APPLICATION: Final = b"moorage worker machine"
 #: file in a state folder with that folder's id
 FOLDER_FILE: Final = "folder-id"
-_SINCE_BEFORE: Final = "older"
 _MACHINE_ID: Final = re.compile(r"[0-9a-f]{32}")
 _MIB: Final = 1024 * 1024
 _ROOT: Final = Path("/")
@@ -79,20 +78,17 @@ def _drawn_machine_id(state_folder: Path) -> str:
     return kept if _MACHINE_ID.fullmatch(kept) else _keep(path, secrets.token_hex(16))
 
 
-def folder_machine(machine: str, state_folder: Path, *, is_older: bool) -> str:
+def folder_machine(machine: str, state_folder: Path) -> str:
     """Return the machine id that the worker of a state folder sends in its joins (docs/decisions/0044).
 
     Only the state folder records which jobs outlive an agent. A second agent with another folder of the same machine
     does not know those jobs, so it joins as another machine: its join is refused until the session of the first agent,
-    and with it the leases of those jobs, is lost. A folder without an id gets one; with `is_older` (an older release
-    has used the folder) its id is `machine` itself, then and later. Raises OSError.
+    and with it the leases of those jobs, is lost. A folder without an id gets one. Raises OSError.
     """
     path = state_folder / FOLDER_FILE
     kept = _kept(path)
-    if not (kept == _SINCE_BEFORE or _MACHINE_ID.fullmatch(kept)):
-        kept = _keep(path, _SINCE_BEFORE if is_older else secrets.token_hex(16))
-    if kept == _SINCE_BEFORE:
-        return machine
+    if not _MACHINE_ID.fullmatch(kept):
+        kept = _keep(path, secrets.token_hex(16))
     return hmac.new(bytes.fromhex(kept), machine.encode(), hashlib.sha256).hexdigest()[:32]
 
 

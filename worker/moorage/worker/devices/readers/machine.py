@@ -73,6 +73,10 @@ class CombinedInventory:
         part, own_slot = self._home(slot)
         return await part.held(own_slot)
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        part, own_slot = self._home(slot)
+        return await part.worked(own_slot)
+
     def watch(self, report: ReportFault) -> None:
         slots = {home: slot for slot, home in enumerate(self._homes)}
 

@@ -29,6 +29,9 @@ class NoInventory:
     async def held(self, slot: int) -> dict[int, int]:
         raise IndexError(f"a host without GPUs has no slot {slot}")
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        raise IndexError(f"a host without GPUs has no slot {slot}")
+
     def watch(self, report: ReportFault) -> None:
         """Do nothing: there are no devices."""
 

@@ -58,6 +58,8 @@ SAMPLES_OF_S: Final = 1.0
 AHEAD_S_MAX: Final = 1.0
 """A sample of a process's work that says to be taken later than this from now is left out."""
 SAMPLES_OF_S_MAX: Final = 60.0  # and the maximum
+#: Linux gives no greater number to a process (PID_MAX_LIMIT)
+PID_MAX: Final = 1 << 22
 #: The baseline of a device that was in use when first seen: the most that an idle one uses, with reserved memory.
 BASELINE_ASSUMED_MIB: Final = 1024
 _MIB: Final = 1024 * 1024
@@ -115,6 +117,10 @@ class NvmlInventory:
             Question("nvml-sample", partial(_read_device, api, handle, proc), timeout_s) for handle in handles
         ]
         self._holders = [Question("nvml-held", partial(_held, api, handle.raw, proc), timeout_s) for handle in handles]
+        self._workers = [
+            Question("nvml-worked", partial(_worked, api, handle.raw, proc, SAMPLES_OF_S), timeout_s)
+            for handle in handles
+        ]
         self.is_there = is_there
         self._closed = False
         self._events: NvmlEvents | None = None
@@ -148,8 +154,14 @@ class NvmlInventory:
         return is_free(reading, self._handles[slot].baseline_mib)
 
     async def held(self, slot: int) -> dict[int, int]:
+        return await self._told(self._holders[slot])
+
+    async def worked(self, slot: int) -> dict[int, int]:
+        return await self._told(self._workers[slot])
+
+    async def _told(self, question: Question[dict[int, int]]) -> dict[int, int]:
         try:
-            return await self._holders[slot].answer()
+            return await question.answer()
         except TimeoutError:
             raise HeldUnknown("NVML does not answer") from None
         except (self._api.NVMLError, AttributeError) as error:
@@ -173,7 +185,7 @@ class NvmlInventory:
 
     def _shut_down_unused(self) -> None:
         """Shut NVML down, in a thread, once no call uses it; if one never returns, the end of the process does it."""
-        asked: list[Question[Any]] = [*self._questions, *self._holders]
+        asked: list[Question[Any]] = [*self._questions, *self._holders, *self._workers]
         pending = [each.pending for each in asked if each.pending is not None]
         if pending:
             asyncio.gather(*pending, return_exceptions=True).add_done_callback(lambda _: self._shut_down_unused())
@@ -484,7 +496,13 @@ def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) ->
         held = _held(api, handle.raw, proc)
     except (api.NVMLError, AttributeError, HeldUnknown):
         return None
-    worked = _worked(api, handle, proc) if held else {}
+    worked: dict[int, int] | None = {}
+    now_s = time.monotonic()
+    window_s, handle.asked_s = max(SAMPLES_OF_S, min(now_s - handle.asked_s, SAMPLES_OF_S_MAX)), now_s
+    try:
+        worked = _worked(api, handle.raw, proc, window_s) if held else {}
+    except (api.NVMLError, AttributeError, HeldUnknown):
+        worked = None
     if worked is not None and util_percent and not any(worked.values()):
         worked = None  # the device works, but no process is reported for it
     return {pid: ProcessUse(mib, None if worked is None else worked.get(pid, 0)) for pid, mib in held.items()}
@@ -511,25 +529,39 @@ def _peak(api: Any, handle: _Handle) -> int:
     return peak
 
 
-def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
-    """Return the percent of the device's time by pid, from each process's latest sample since the last call.
+def _worked(api: Any, raw: Any, proc: Path, window_s: float) -> dict[int, int]:
+    """Return the percent of the device's time by pid, from each process's latest sample of the last `window_s` seconds.
 
-    A process without an entry has done nothing. None if the driver does not report work, or reports the work of an MPS
-    server: that is its clients', and the driver does not say whose.
+    A process without an entry has done nothing. Raises HeldUnknown if the driver reports the work of an MPS server:
+    that is its clients', and the driver does not say whose. Raises NVMLError, AttributeError.
     """
-    now_s = time.monotonic()
-    window_s, handle.asked_s = max(SAMPLES_OF_S, min(now_s - handle.asked_s, SAMPLES_OF_S_MAX)), now_s
-    try:
-        samples = api.nvmlDeviceGetProcessUtilization(handle.raw, int((time.time() - window_s) * 1e6))
-    except (api.NVMLError, AttributeError) as error:
-        # the bindings raise NVML_SUCCESS where there are no samples
-        empty = (api.NVML_SUCCESS, api.NVML_ERROR_NOT_FOUND)
-        return {} if getattr(error, "value", None) in empty else None
+    late_us, since_us = int((time.time() + AHEAD_S_MAX) * 1e6), int((time.time() - window_s) * 1e6)
     # a sample from the future is not one: some drivers fill their buffer with such (NVIDIA/go-nvml issue 11)
-    latest_us = int((time.time() + AHEAD_S_MAX) * 1e6)
-    samples = sorted((each for each in samples if each.timeStamp <= latest_us), key=lambda each: each.timeStamp)
+    samples = [
+        each
+        for each in _samples(api, raw, since_us)
+        if 0 < each.pid <= PID_MAX and since_us < each.timeStamp <= late_us
+    ]
+    samples.sort(key=lambda each: each.timeStamp)
     worked = {int(each.pid): min(max(each.smUtil, each.encUtil, each.decUtil), 100) for each in samples}
-    return None if any(_name_of(pid, proc).startswith(MPS_COMM) for pid in worked) else worked
+    if any(_name_of(pid, proc).startswith(MPS_COMM) for pid in worked):
+        raise HeldUnknown("NVML does not tell which client of an MPS server worked")
+    return worked
+
+
+def _samples(api: Any, raw: Any, since_us: int) -> list[Any]:
+    """Return the driver's samples of processes. Raises NVMLError, AttributeError."""
+    asked = ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"]  # some have the newer alone
+    while True:
+        try:
+            found: list[Any] = getattr(api, asked.pop(0))(raw, since_us)
+            return found
+        except api.NVMLError as error:
+            value = getattr(error, "value", None)
+            if value in (api.NVML_SUCCESS, api.NVML_ERROR_NOT_FOUND):  # the bindings raise SUCCESS if there are none
+                return []
+            if value != api.NVML_ERROR_NOT_SUPPORTED or not asked:
+                raise
 
 
 def _call(api: Any, name: str, raw: Any) -> list[Any]:

@@ -102,6 +102,9 @@ class SimulatedInventory:
     async def held(self, slot: int) -> dict[int, int]:
         raise HeldUnknown("the GPU is simulated, so nothing holds its memory")
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("the GPU is simulated, so nothing works on it")
+
     def close(self) -> None:
         """Do nothing: nothing was opened."""
 

@@ -89,7 +89,7 @@ class Bench:
         """
         body = request | ({"gpu": request.get("gpu", {}) | {"count": len(slots)}} if slots else {})
         mode = "exclusive" if slots else "none"
-        await self.leader.want(WORKER, Place(*name, list(slots), mode, hold, encode(body), "", folder=True))
+        await self.leader.want(WORKER, Place(*name, list(slots), mode, hold, encode(body)))
 
     async def start_gang(self, name: MemberName, address: str, port: int, world_size: int) -> None:
         await self.leader.want(WORKER, Start(*name, address, port, world_size))

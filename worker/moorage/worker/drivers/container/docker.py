@@ -98,8 +98,8 @@ class DockerDriver(Driver):
         self._policy = kit.policy
         self.joins_mps = own.mps_host_ipc
         self.modes_refused = () if own.mps_host_ipc else (MPS,)
-        self._limits = kit.limits(self.name)
-        check_host_ipc(own, has_limiter=self._limits is not None)
+        self.limits = kit.limits(self.name)
+        check_host_ipc(own, has_limiter=self.limits is not None)
         self._removal = Removal(self._host)
         self._look_after: list[asyncio.Task[None]] = []
         self._watch = EngineWatch(self._host.engine.ping, f"{kit.worker}: docker")
@@ -117,7 +117,7 @@ class DockerDriver(Driver):
             files=self._files,
             ports=self._ports,
             notes=self._notes,
-            limits=self._limits,
+            limits=self.limits,
             mps=kit.mps,
         )
 
@@ -151,9 +151,8 @@ class DockerDriver(Driver):
         self._ports.begin(host.key(each.name) for each in known)
         self._folders.begin(each.name for each in known)
         self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
-        if self._limits is not None:
-            self._limits.begin(each.name for each in known)
-            self._look_after.append(asyncio.get_running_loop().create_task(self._limits.run()))
+        if self.limits is not None:
+            self.limits.begin(each.name for each in known)
         self._removal.begin(self._removal.sweep())
         for member in known:
             self._run(member, self._adopt(member))
@@ -171,8 +170,8 @@ class DockerDriver(Driver):
             for task in tasks:
                 task.cancel()  # a task cancelled in a start may go on to end the container: cancel it again
             _, tasks = await asyncio.wait(tasks, timeout=RETRY_S)
-        if self._limits is not None:
-            self._limits.close()
+        if self.limits is not None:
+            self.limits.close()
         await self._files.close()
         await self._host.engine.close()
         await self._host.link.close(self._host.owner)
@@ -202,10 +201,10 @@ class DockerDriver(Driver):
             member.task.cancel()  # a task that has not begun would not see this; `_start` checks `is_ending` first
 
     def resizes(self, mode: str) -> str:
-        return COUNTED if self._limits is None else LIVE
+        return COUNTED if self.limits is None else LIVE
 
     def resize(self, name: MemberName, share: Share) -> None:
-        keep_to(self._limits, name, share)
+        keep_to(self.limits, name, share)
 
     def forget(self, names: list[MemberName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])
@@ -412,6 +411,6 @@ class DockerDriver(Driver):
         self._ports.give_back(self._host.key(member.name))
         with contextlib.suppress(OSError):
             self._folders.over(member.name)
-        if self._limits is not None:
-            self._limits.over(member.name)
+        if self.limits is not None:
+            self.limits.over(member.name)
         self.report(report)

@@ -137,7 +137,7 @@ class PodmanDriver(ProcessDriver):
             limits=kit.limits(cls.name),
             mps=kit.mps if kit.own.mps_host_ipc else None,
         )
-        check_host_ipc(kit.own, has_limiter=made._limits is not None)
+        check_host_ipc(kit.own, has_limiter=made.limits is not None)
         made.joins_mps = kit.own.mps_host_ipc
         made.modes_refused = () if made.joins_mps else (MPS,)
         made.own = msgspec.structs.replace(kit.own, user=kit.own.user or default_user())
@@ -237,7 +237,7 @@ class PodmanDriver(ProcessDriver):
         marks = assignment.environment(
             interface=self._interface, simulated=self._simulated, has_own_mps=self._mps is not None
         )
-        if self._folders is not None and assignment.has_folder:
+        if self._folders is not None:
             self._folders.make(name, run.grace_s, run.keep)
         return StartMember(
             key=self._key(name),
@@ -459,7 +459,7 @@ class PodmanDriver(ProcessDriver):
         """
         name, run = assignment.name, assignment.run
         secrets = secret_variables(run.env, self._secrets_dir)
-        limit = None if self._limits is None else self._limits.of_container(name, *assignment.part)
+        limit = None if self.limits is None else self.limits.of_container(name, *assignment.part)
         image = await self._image(assignment.request.image) if secrets or limit else Image()
         wanted = ports_wanted(assignment.request)
         try:
@@ -468,7 +468,7 @@ class PodmanDriver(ProcessDriver):
             config = config_of(
                 assignment, self.own, self._policy, specs, image, published=published,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables, limit=limit,
-                folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
+                folder=self._folders.path(name) if self._folders is not None else "",
                 interface=self._interface, simulated=self._simulated, nodes=self.nodes, mps=mps,
             )  # fmt: skip
         except NoEntry as error:

@@ -137,8 +137,7 @@ class Starter:
             user = config["User"] or image.user
             if self._limits is not None and limit is not None:
                 await self._give_limit(self._limits, member, user)
-            if assignment.has_folder:
-                await self._fill_folder(member, assignment, user)
+            await self._fill_folder(member, assignment, user)
             if assignment.ends_in_s is not None:
                 left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
                 assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
@@ -261,9 +260,7 @@ class Starter:
             # the engine's own folders, which may be others than this host's usual ones
             specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
-            folder = ""
-            if assignment.has_folder:
-                folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
+            folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
             key, published = self._host.key(assignment.name), None
             variables = self.entries.write(key, secrets) if secrets else None
             if wanted := ports_wanted(assignment.request):

@@ -152,6 +152,9 @@ class ClusterInventory:
     async def held(self, slot: int) -> dict[int, int]:
         raise HeldUnknown("what a pod uses of a device is not visible outside the pod")
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("what a pod uses of a device is not visible outside the pod")
+
     def watch(self, report: ReportFault) -> None:
         """Do nothing: a cluster does not report device faults."""
 

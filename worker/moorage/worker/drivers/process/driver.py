@@ -180,7 +180,7 @@ class ProcessDriver(Driver):
         self._must_fence = must_fence
         self._is_fenced = False
         self._files = None if folders is None else AttemptFiles(folders, files)
-        self._limits = limits
+        self.limits = limits
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
         self._storing: dict[MemberName, asyncio.Task[None]] = {}
         self._look_after: list[asyncio.Task[None]] = []
@@ -202,8 +202,8 @@ class ProcessDriver(Driver):
         living: list[Living] = []
         if self._folders is not None:
             self._folders.begin(name_of(key) for key, _, _ in listed)
-        if self._limits is not None:
-            self._limits.begin(name_of(key) for key, _, _ in listed)
+        if self.limits is not None:
+            self.limits.begin(name_of(key) for key, _, _ in listed)
         for key, state, event in listed:  # before the wait below: a member may end meanwhile
             if state != "ended":
                 self._known.add(name_of(key))
@@ -236,9 +236,7 @@ class ProcessDriver(Driver):
                 living.append(Living(name, phase, frozen=name in frozen))
         if self._folders is not None:
             self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
-        if self._limits is not None:
-            self._look_after.append(asyncio.get_running_loop().create_task(self._limits.run()))
-        if self._limits is not None and self._freezer is not None:
+        if self.limits is not None and self._freezer is not None:
             self._look_after.append(asyncio.get_running_loop().create_task(self._look_for_use()))
         return living
 
@@ -252,8 +250,8 @@ class ProcessDriver(Driver):
             await asyncio.wait((task,))
         if self._files is not None:
             await self._files.close()
-        if self._limits is not None:
-            self._limits.close()
+        if self.limits is not None:
+            self.limits.close()
         await self._link.close(self._owner)
 
     def can(self) -> Capabilities:
@@ -317,10 +315,10 @@ class ProcessDriver(Driver):
         return self._link.end(self._key(name), grace_s, why, notice_s)
 
     def resizes(self, mode: str) -> str:
-        return COUNTED if self._limits is None else LIVE
+        return COUNTED if self.limits is None else LIVE
 
     def resize(self, name: MemberName, share: Share) -> None:
-        keep_to(self._limits, name, share)
+        keep_to(self.limits, name, share)
 
     def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
         assert self._freezer is not None, "its capabilities do not say that it freezes"
@@ -348,21 +346,21 @@ class ProcessDriver(Driver):
     def _hold_calls(self, name: MemberName, on: bool) -> None:
         """Have a member's calls of the CUDA driver wait in the limiter, if there is one (`on`), or pass again."""
         self._used_again.discard(name)
-        if self._limits is not None:
-            (self._limits.stop if on else self._limits.go_on)(name)
+        if self.limits is not None:
+            (self.limits.stop if on else self.limits.go_on)(name)
 
     async def _look_for_use(self) -> None:
         """Report frozen members with a call waiting, once for each time that they are frozen, until canceled."""
-        assert self._limits is not None
+        assert self.limits is not None
         while True:
             await asyncio.sleep(LOOK_FOR_USE_S)
-            fresh = set(self._limits.wanted()) - self._freezing.keys() - self._used_again
+            fresh = set(self.limits.wanted()) - self._freezing.keys() - self._used_again
             if fresh:
                 self._used_again |= fresh
                 self.report(ResumeDue(sorted(fresh)))
 
     def wakes(self, name: MemberName) -> bool:
-        return self._freezer is not None and self._limits is not None and self._limits.wakes(name)
+        return self._freezer is not None and self.limits is not None and self.limits.wakes(name)
 
     def forget(self, names: list[MemberName]) -> None:
         self._link.forget([self._key(name) for name in names])
@@ -489,7 +487,7 @@ class ProcessDriver(Driver):
         name, address = assignment.name, assignment.run.files
         user = None if member.user is None else str(member.user)
         if address is not None:
-            if self._files is None or self._folders is None or not assignment.has_folder:
+            if self._files is None or self._folders is None:
                 raise FilesUnavailable("this worker has no folders for jobs")
             await self._files.bring(name, address, owner_ids(user))
             self._folders.give(name, user)
@@ -589,8 +587,8 @@ class ProcessDriver(Driver):
             self._own_program.discard(name)
             if self._folders is not None:
                 self._folders.over(name)
-            if self._limits is not None:
-                self._limits.over(name)
+            if self.limits is not None:
+                self.limits.over(name)
             if self._freezer is not None:
                 self._freezer.over(name)
                 self._used_again.discard(name)
@@ -619,7 +617,7 @@ class ProcessDriver(Driver):
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
         folder, cwd = "", run.cwd
-        if self._folders is not None and assignment.has_folder:
+        if self._folders is not None:
             folder = self._folders.make(assignment.name, run.grace_s, run.keep)
             if run.files is None:
                 self._folders.give(assignment.name, user)
@@ -629,7 +627,7 @@ class ProcessDriver(Driver):
                 if "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
                     self._own_program.add(assignment.name)
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
-        if self._limits is not None and (limit := self._limits.of_process(assignment.name, *assignment.part, user)):
+        if self.limits is not None and (limit := self.limits.of_process(assignment.name, *assignment.part, user)):
             env = JobEnvironment(limit.laid_over(env))
         return StartMember(
             key=self._key(assignment.name),
@@ -697,9 +695,8 @@ def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
         return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":
         is_absent = event.errno == errno.ENOENT and event.stage == "exec"
-        words = [event.stage, event.message]
-        if event.stage in ("exec", "cwd", ENGINE, LACKS) and event.message != os.strerror(event.errno or 0):
-            words = [event.message]  # it names what was not found; an older release sends only the text of errno
+        says_all = event.stage in ("exec", "cwd", ENGINE, LACKS)  # it names what was not found
+        words = [event.message] if says_all else [event.stage, event.message]
         code = CODE_NOT_FOUND if is_absent else CODE_CANNOT_START
         return code, f"{mark or f'{START_FAILED}: '}{': '.join(filter(None, words))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran

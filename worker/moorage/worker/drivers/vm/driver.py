@@ -339,7 +339,7 @@ class VmDriver(ProcessDriver):
         ours = assignment.environment(simulated=self._simulated, sees_only_its_own=not self._simulated)
         guest = process_environment(resolve_secrets(run.env, self._secrets_dir), ours, folder=f"/{WORK}")
         folder = ""
-        if self._folders is not None and assignment.has_folder:
+        if self._folders is not None:
             folder = self._folders.make(assignment.name, run.grace_s, run.keep)
         has_gpu = self._gets_device(assignment)
         cpu_milli = (resources.cpu_milli if resources else 0) or 1000 * (GPU_CPUS if has_gpu else own.cpus)

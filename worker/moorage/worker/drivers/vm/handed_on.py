@@ -122,6 +122,13 @@ class HandingInventory:
                 raise HeldUnknown("the device cannot be read")
             return await inner.held(home)
 
+    async def worked(self, slot: int) -> dict[int, int]:
+        async with self._asking() as inner:
+            home = self._homes[slot]
+            if inner is None or home is None or self._slots[slot].address in self.away:
+                raise HeldUnknown("the device cannot be read")
+            return await inner.worked(home)
+
     def watch(self, report: ReportFault) -> None:
         self._report = report
         self._watch_inner()

@@ -1,175 +1,162 @@
-"""Do the work of the controller's process: give the segments of a worker their tokens and heartbeats.
+"""Give the segments of a worker their heartbeats and their tokens, ten times a second, while the agent runs.
 
-This process alone writes tokens, and all heartbeats but the first, which the agent writes into a new segment. What NVML
-reports of a process is added to the attempt whose segment has a slot of that process; a process without a slot is added
-to no attempt. If NVML reports nothing for a device, as for a MIG slice, or none of an attempt's slots has a known pid,
-tokens come at a constant rate by the share.
+What the driver reports of a process is added to the attempt whose segment has a slot of that process; a process without
+a slot is added to no attempt. If it reports nothing for a device, as for a MIG slice, or none of an attempt's slots has
+a known pid, tokens come at a constant rate by the share. Without an agent launches pass, and the memory limit stays.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
-import stat
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from moorage.worker.sharing.limiter.controller import PASSED_S_MIN, Controller, ControllerSettings
-from moorage.worker.sharing.limiter.meter import Unmeasured
+from moorage.worker.devices.readers.base import HeldUnknown, Inventory
+from moorage.worker.session.member_messages import MemberName
+from moorage.worker.sharing.limiter.controller import PASSED_S_MIN, RATE, Controller
+from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.sharing.limiter.owners import Owners
-from moorage.worker.sharing.limiter.segment import Segment, SegmentError, Slot
+from moorage.worker.sharing.limiter.segment import Segment, Slot
 
 #: between two refills; a job's process takes the worker for dead if the last heartbeat is two seconds old
 STEP_S: Final = 0.1
 #: between two searches for processes that have ended
 LOOK_S: Final = 1.0
-#: tokens a second of a whole device at a constant rate, and for how many seconds of its rate a bucket has room, as in
-#: the reference; it has room for the dearest launch in any case
-RATE: Final = 50_000
+#: before a device is asked again that reports nothing of its processes
+RETRY_S: Final = 10.0
+#: for how many seconds of a constant rate a bucket has room, as in the reference; it has room for the dearest launch in
+#: any case
 CAPACITY_S: Final = 2.0
 CAPACITY_MIN: Final = 10.0
-#: a segment that cannot be read this long is not one that is being made
-MADE_S: Final = 1.0
 
-
-class Measures(Protocol):
-    """Measures the use of GPUs, as `meter.Meter` does."""
-
-    def used(self, uuid: str, now_s: float) -> dict[int, float]:
-        """Return the part of a GPU that each process has used recently, 0..1 by pid. Raises Unmeasured."""
-        ...
+log = logging.getLogger("moorage.worker")
 
 
 @dataclass
 class _Attempt:
-    segment: Segment
     last_s: float
     slots: list[Slot] = field(default_factory=list)
     controllers: dict[int, Controller] = field(default_factory=dict)
+    opened: int = 0
     is_told: bool = False
 
 
 class Control:
-    """The segments in a folder. `say` gets a line, once, when something happens that an operator should know."""
+    """The segments of some drivers of one worker; `inventory` has the devices."""
 
-    def __init__(
-        self, folder: Path, settings: ControllerSettings, meter: Measures, owners: Owners, say: Callable[[str], None]
-    ) -> None:
-        self._folder = folder
-        self._settings = settings
-        self._meter = meter
-        self._owners = owners
-        self._say = say
-        self._attempts: dict[tuple[str, int], _Attempt] = {}  # by the file's name and number
-        self._unread: dict[tuple[str, int], float] = {}
-        self._unmeasured: dict[str, str] = {}
+    def __init__(self, limits: Sequence[Limits], inventory: Inventory) -> None:
+        self._limits = limits
+        self._inventory = inventory
+        self._slots = {_bare(device.uuid): slot for slot, device in enumerate(inventory.devices())}
+        self._owners = Owners()
+        self._attempts: dict[Segment, _Attempt] = {}
+        self._unmeasured: dict[str, float] = {}  # by device: when it was last asked in vain
         self._looked_s = 0.0
-        #: when a process of an attempt was last seen to live
-        self.lived_s = 0.0
 
-    def step(self, now_s: float) -> None:
-        """Give every segment its heartbeat and its tokens; before that, open new segments and close removed ones.
+    async def run(self) -> None:
+        """Take a step each `STEP_S` seconds, until cancelled."""
+        while True:
+            await self.step(time.monotonic())
+            await asyncio.sleep(STEP_S)
 
-        A segment that cannot be written is reported to `say` once; the others are not affected. Each `LOOK_S` seconds
-        the memory of processes that have ended is released. While the folder cannot be read, no segment is opened or
-        closed.
+    async def step(self, now_s: float) -> None:
+        """Give every segment its heartbeat and its tokens; each `LOOK_S` seconds look for processes that have ended.
+
+        A segment that cannot be written is logged once; the others are not affected.
         """
-        with contextlib.suppress(OSError):
-            self._find(now_s)  # out of descriptors: try again with the next step
+        names = {segment: name for limits in self._limits for name, segment in limits.segments.items()}
+        self._attempts = {one: self._attempts.get(one) or _Attempt(now_s) for one in names}
         measured: dict[str, dict[int, float] | None] = {}
-        for attempt in self._attempts.values():
+        for segment, attempt in list(self._attempts.items()):
             try:
-                attempt.segment.beat()
+                segment.beat()
                 if now_s - attempt.last_s >= PASSED_S_MIN:
-                    self._refill(attempt, now_s, measured)
+                    await self._refill(segment, attempt, now_s, measured)
                     attempt.last_s = now_s
             except (OSError, struct.error) as error:  # struct.error: a job has written numbers that are too large
-                if not attempt.is_told:
-                    self._say(f"{attempt.segment.path} cannot be refilled: {error}")
-                attempt.is_told = True
+                if not attempt.is_told and not segment.is_closed:
+                    log.warning("job %s: the limiter's segment cannot be refilled: %s", names[segment][1], error)
+                    attempt.is_told = True
         if now_s >= self._looked_s + LOOK_S:
             self._looked_s = now_s
             with contextlib.suppress(OSError):  # out of descriptors: try again later
-                self._look(now_s)
+                self._look(names)
 
-    def close(self) -> None:
-        """Close the segments."""
-        for attempt in self._attempts.values():
-            attempt.segment.close()
-        self._attempts.clear()
-
-    def _find(self, now_s: float) -> None:
-        """Open the new segments, and close those that were removed. Raises OSError if the folder cannot be read."""
-        found: set[tuple[str, int]] = set()
-        with contextlib.suppress(FileNotFoundError):
-            about = self._folder.lstat()  # every user may make folders in /dev/shm
-            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
-                found = {(entry.name, entry.inode()) for entry in os.scandir(self._folder)}
-        for gone in self._attempts.keys() - found:
-            self._attempts.pop(gone).segment.close()
-        self._unread = {key: since_s for key, since_s in self._unread.items() if key in found}
-        for new in found - self._attempts.keys():
-            try:
-                self._attempts[new] = _Attempt(Segment.adopt(self._folder / new[0]), now_s)
-            except (OSError, SegmentError) as error:
-                since_s = self._unread.setdefault(new, now_s)
-                if since_s and now_s > since_s + MADE_S:
-                    self._unread[new] = 0.0
-                    self._say(f"a segment cannot be used, and its job is not throttled: {error}")
-
-    def _refill(self, attempt: _Attempt, now_s: float, measured: dict[str, dict[int, float] | None]) -> None:
-        segment, passed_s = attempt.segment, now_s - attempt.last_s
+    async def _refill(
+        self, segment: Segment, attempt: _Attempt, now_s: float, measured: dict[str, dict[int, float] | None]
+    ) -> None:
+        passed_s = now_s - attempt.last_s
         attempt.slots = segment.slots()
         pids = {pid for slot in attempt.slots if (pid := self._owners.pid_of(slot))}
         is_known = bool(pids) or not attempt.slots
-        for device, uuid in enumerate(segment.uuids):
+        for device, uuid in enumerate(map(_bare, segment.uuids)):
             rate = segment.rate(device)
             if not rate:
                 attempt.controllers.pop(device, None)
                 continue
             if uuid not in measured:
-                measured[uuid] = self._measured(uuid, now_s)
+                measured[uuid] = await self._measured(uuid, now_s)
             used = measured[uuid]
             if used is None or not is_known:
                 attempt.controllers.pop(device, None)
-                refill(segment, device, rate, passed_s)
+                segment.refill(device, rate * min(passed_s, CAPACITY_S), max(CAPACITY_MIN, rate * CAPACITY_S))
                 continue
             target = min(rate / RATE, 1.0)
             controller = attempt.controllers.get(device)
             if controller is None:
-                controller = attempt.controllers[device] = Controller(target, self._settings)
+                controller = attempt.controllers[device] = Controller(target)
                 controller.begin(segment, device)
             controller.target = target
             controller.step(segment, device, sum(used.get(pid, 0.0) for pid in pids), passed_s)
 
-    def _measured(self, uuid: str, now_s: float) -> dict[int, float] | None:
-        """Return what processes use of a device; None if it is unknown. `say` gets a line when that begins and ends."""
-        bare = uuid.removeprefix("GPU-")  # a segment does not tell a GPU from a MIG slice
-        try:
-            found = self._meter.used(uuid, now_s)
-        except Unmeasured as error:
-            if uuid not in self._unmeasured:
-                self._say(f"device {bare}: {error}: launches of its jobs come at a constant rate, not by what they use")
-            self._unmeasured[uuid] = str(error)
+    async def _measured(self, uuid: str, now_s: float) -> dict[int, float] | None:
+        """Return the part of a device that each process uses, 0..1; None if it is unknown. A change is logged."""
+        if uuid in self._unmeasured and now_s < self._unmeasured[uuid] + RETRY_S:
             return None
-        if self._unmeasured.pop(uuid, ""):
-            self._say(f"device {bare}: what processes use of it is known again")
-        return found
+        try:
+            if uuid not in self._slots:
+                raise HeldUnknown("this worker has it no more")
+            percents = await self._inventory.worked(self._slots[uuid])
+            absent = [pid for pid in percents if not os.path.exists(f"/proc/{pid}")]
+            if absent and not self._owners.sees_all_pids:
+                raise HeldUnknown(f"NVML names pid {absent[0]}, which is not in the worker's PID namespace")
+        except HeldUnknown as unknown:
+            if uuid not in self._unmeasured:
+                log.warning(
+                    "the limiter: device %s: %s: launches of its jobs come at a constant rate, not by what they use",
+                    uuid,
+                    unknown.reason,
+                )
+            self._unmeasured[uuid] = now_s
+            return None
+        if self._unmeasured.pop(uuid, None) is not None:
+            log.warning("the limiter: device %s: what processes use of it is known again", uuid)
+        return {pid: percent / 100 for pid, percent in percents.items()}
 
-    def _look(self, now_s: float) -> None:
-        """Release the counted memory of processes that have ended, and set `lived_s` if one lives. Raises OSError."""
+    def _look(self, names: dict[Segment, MemberName]) -> None:
+        """Release the counted memory of processes that have ended. Log which attempts had launches without tokens.
+
+        Raises OSError.
+        """
         dead = self._owners.look([slot for attempt in self._attempts.values() for slot in attempt.slots])
-        for attempt in self._attempts.values():
+        for segment, attempt in self._attempts.items():
+            if segment.is_closed:
+                continue
             for slot in attempt.slots:
                 if slot.owner in dead:
-                    attempt.segment.bury(slot)
-                elif self._owners.pid_of(slot):
-                    self.lived_s = now_s
+                    segment.bury(slot)
+            opened = segment.counts().opened
+            if opened > attempt.opened:
+                why = "because the agent gave no heartbeat"
+                log.warning("job %s: %d kernel launches were not throttled, %s", names[segment][1], opened, why)
+                attempt.opened = opened
 
 
-def refill(segment: Segment, device: int, rate: float, seconds: float) -> None:
-    """Add the tokens of `seconds`, of `CAPACITY_S` at most, at a constant `rate` per second. Raises OSError."""
-    segment.refill(device, rate * min(seconds, CAPACITY_S), max(CAPACITY_MIN, rate * CAPACITY_S))
+def _bare(uuid: str) -> str:
+    return uuid.partition("-")[2]  # a segment does not tell a GPU from a MIG slice

@@ -1,7 +1,7 @@
 """Compute how many tokens the launches of a job get, so that it uses its part of a device.
 
 There is one controller per job and device, without I/O. The tokens are in a bucket that the job's processes take from
-(the segment of the limiter); only the controller's process adds tokens. Each measurement sets the rate to the tokens
+(the segment of the limiter); only the agent adds tokens. Each measurement sets the rate to the tokens
 drained per second, multiplied by target / utilization; while the job is idle, the former rate stays. A PID term then
 changes that rate by at most a half.
 """
@@ -10,51 +10,28 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
 #: two measurements that are closer to each other do not give a rate
 PASSED_S_MIN: Final = 0.05
-#: tokens a second at the beginning
+#: tokens a second of a whole device at a constant rate
+RATE: Final = 50_000
+#: tokens a second of one job: at the beginning, at least, at most
 RATE_FIRST: Final = 100.0
+RATE_MIN: Final = 10.0
+RATE_MAX: Final = 100_000.0
+#: bounds of the tokens that a job may save; between them it may save those of so many seconds
+CAPACITY_MIN: Final = 100.0
+CAPACITY_MAX: Final = 200_000.0
+BURST_S: Final = 2.0
+#: weights of the PID term, and of a new measurement against the earlier ones; what a step keeps of the integral
+PROPORTIONAL: Final = 0.5
+INTEGRAL: Final = 0.1
+DERIVATIVE: Final = 0.05
+SMOOTHING: Final = 0.3
+INTEGRAL_DECAY: Final = 0.95
 #: below this utilisation a job is idle, and its use of tokens does not show its need
 IDLE_MAX: Final = 0.01
 _INTEGRAL_MAX: Final = 1.0
 _CORRECTION_MAX: Final = 0.5
-
-
-class ControllerSettings(msgspec.Struct, frozen=True):
-    """Settings of all controllers of a worker.
-
-    Raises ValueError unless 0 < rate_min < rate_max, 0 <= capacity_min <= capacity_max, and smoothing and
-    integral_decay are 0..1. Each field is the worker's setting `limiter_<field>`: see `WorkerSettings` for its meaning.
-    Errors use the setting's name.
-    """
-
-    rate_min: float = 10.0
-    rate_max: float = 100_000.0
-    proportional: float = 0.5
-    integral: float = 0.1
-    derivative: float = 0.05
-    smoothing: float = 0.3
-    burst: float = 2.0
-    capacity_min: float = 100.0
-    capacity_max: float = 200_000.0
-    integral_decay: float = 0.95
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate_min < self.rate_max:
-            raise ValueError(
-                "limiter_rate_min must be above 0 and below limiter_rate_max,"
-                f" found {self.rate_min} and {self.rate_max}"
-            )
-        if not 0 <= self.capacity_min <= self.capacity_max:
-            raise ValueError(
-                "limiter_capacity_min must be at most limiter_capacity_max,"
-                f" found {self.capacity_min} and {self.capacity_max}"
-            )
-        for name in ("smoothing", "integral_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"limiter_{name} must be 0..1, found {getattr(self, name)}")
 
 
 class Refill(NamedTuple):
@@ -78,12 +55,11 @@ class Controller:
     `target` is the part of the device to use. Raises ValueError if it is not 0..1.
     """
 
-    def __init__(self, target: float, settings: ControllerSettings | None = None) -> None:
+    def __init__(self, target: float) -> None:
         if not 0 <= target <= 1:
             raise ValueError(f"target must be 0..1, found {target}")
         self.target = target
-        self._settings = settings or ControllerSettings()
-        self.rate = min(max(RATE_FIRST, self._settings.rate_min), self._settings.rate_max)
+        self.rate = RATE_FIRST
         self.capacity = self._capacity()
         self.smoothed: float | None = None
         self._level = self.capacity
@@ -109,10 +85,10 @@ class Controller:
         """
         if passed_s < PASSED_S_MIN:
             return None
-        own, up_to = self._settings, self.capacity
+        up_to = self.capacity
         measured = min(max(utilisation, 0.0), 1.0)
         before = measured if self.smoothed is None else self.smoothed
-        self.smoothed = own.smoothing * measured + (1 - own.smoothing) * before
+        self.smoothed = SMOOTHING * measured + (1 - SMOOTHING) * before
         drained = max(0.0, (self._level + self.rate * passed_s - level) / passed_s)
         self._level = level
         base = self.rate
@@ -123,16 +99,14 @@ class Controller:
         return Refill(self.rate * passed_s, up_to)
 
     def _correction(self, error: float, passed_s: float) -> float:
-        own = self._settings
-        summed = self._integral * own.integral_decay + error * passed_s
+        summed = self._integral * INTEGRAL_DECAY + error * passed_s
         self._integral = min(max(summed, -_INTEGRAL_MAX), _INTEGRAL_MAX)
         change, self._error = (error - self._error) / passed_s, error
-        whole = own.proportional * error + own.integral * self._integral + own.derivative * change
+        whole = PROPORTIONAL * error + INTEGRAL * self._integral + DERIVATIVE * change
         return min(max(whole, -_CORRECTION_MAX), _CORRECTION_MAX)
 
     def _rate(self, wanted: float) -> float:
-        return min(max(wanted, self._settings.rate_min), self._settings.rate_max)
+        return min(max(wanted, RATE_MIN), RATE_MAX)
 
     def _capacity(self) -> float:
-        own = self._settings
-        return min(max(self.rate * own.burst, own.capacity_min), own.capacity_max)
+        return min(max(self.rate * BURST_S, CAPACITY_MIN), CAPACITY_MAX)

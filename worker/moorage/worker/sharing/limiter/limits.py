@@ -2,13 +2,11 @@
 end.
 
 They are in /dev/shm, because pages of a file on a disk would have to be written back, and launches would wait for that.
-The controller's process (control.py) finds them there, and writes tokens and heartbeats into them; only the first
-heartbeat comes from here.
+The agent writes tokens and heartbeats into them (control.py); only the first heartbeat comes from here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -30,7 +28,7 @@ from moorage.system.private_files import replace_private
 from moorage.worker.job.attempt_folders import let_pass, owner_ids
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.sharing.limiter.control import RATE
+from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.limiter.segment import DEVICES_MAX, Part, Segment, SegmentError
 from moorage.worker.supervisor.output import member_digest
 
@@ -45,8 +43,6 @@ PRELOAD: Final = "LD_PRELOAD"
 MEMORY: Final = Path("/dev/shm")
 #: in the state folder: what the names of folder and segments in /dev/shm are made from, so that no other user can guess
 SECRET_NAME: Final = "limiter.secret"
-#: seconds between two checks of what launches have counted
-LOOK_S: Final = 1.0
 _MIB: Final = 1 << 20
 _PASSAGE: Final = 0o711
 
@@ -96,7 +92,7 @@ class ContainerLimit(Limit):
 class Limits:
     """The limits of the attempts of one driver of a worker.
 
-    `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living members, then `run`.
+    `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living members.
     """
 
     def __init__(self, settings: WorkerSettings, owner: str, *, can_freeze: bool = False) -> None:
@@ -113,8 +109,8 @@ class Limits:
         self._folder = folder_of(settings.state_dir)
         self._secret = _secret_of(settings.state_dir)
         self._mark = f"{member_digest(owner)[:16]}."
-        self._segments: dict[MemberName, Segment] = {}
-        self._opened: dict[MemberName, int] = {}
+        #: the attempts' segments; control.py fills them
+        self.segments: dict[MemberName, Segment] = {}
         self._stopped: set[MemberName] = set()
         self._freezes_after_s = settings.freezes_after_s if can_freeze else None
 
@@ -143,8 +139,8 @@ class Limits:
             self._check_folder()
             path.unlink(missing_ok=True)  # left by an agent that died before the start
             made = Segment.create(path, parts)
-            self._segments[name] = made
-            made.beat()  # the first; launches wait for the controller to see the segment
+            self.segments[name] = made
+            made.beat()  # the first; launches wait for their tokens
         except (OSError, ValueError) as error:
             self.over(name)
             raise LimiterUnavailable(f"its segment {path}: {error}") from None
@@ -166,9 +162,9 @@ class Limits:
         """
         try:
             if ids is not None and os.geteuid() == 0:
-                self._segments[name].give(*ids)
+                self.segments[name].give(*ids)
             elif all_users:
-                self._segments[name].let_all_write()
+                self.segments[name].let_all_write()
         except OSError as error:
             raise LimiterUnavailable(f"its segment: {error.strerror or error}") from None
 
@@ -224,7 +220,7 @@ class Limits:
         The next allocation and the next launch obey the new share. Memory beyond a smaller limit stays with the
         attempt, but it gets no more. Raises OSError.
         """
-        segment = self._segments.get(name)
+        segment = self.segments.get(name)
         if segment is None:
             return False
         for device in range(segment.devices):
@@ -237,7 +233,7 @@ class Limits:
 
         Do nothing if it has no segment, or if the segment cannot be written.
         """
-        if (segment := self._segments.get(name)) is not None:
+        if (segment := self.segments.get(name)) is not None:
             with contextlib.suppress(OSError):
                 segment.stop()
                 self._stopped.add(name)
@@ -245,7 +241,7 @@ class Limits:
     def go_on(self, name: MemberName) -> None:
         """Have an attempt's calls of the CUDA driver pass again. Do nothing if it has no segment."""
         self._stopped.discard(name)
-        if (segment := self._segments.get(name)) is not None:
+        if (segment := self.segments.get(name)) is not None:
             with contextlib.suppress(OSError):
                 segment.go_on()
 
@@ -254,13 +250,13 @@ class Limits:
         found = []
         for name in self._stopped:
             with contextlib.suppress(OSError):
-                if self._segments[name].is_wanted():
+                if self.segments[name].is_wanted():
                     found.append(name)
         return found
 
     def wakes(self, name: MemberName) -> bool:
         """Return whether a process of an attempt uses a device through the library; False without a segment."""
-        segment = self._segments.get(name)
+        segment = self.segments.get(name)
         try:
             return segment is not None and bool(segment.slots())
         except OSError:
@@ -271,8 +267,7 @@ class Limits:
 
         Log a warning if the attempt's memory was limited and none of its processes loaded the library.
         """
-        found = self._segments.pop(name, None)
-        self._opened.pop(name, None)
+        found = self.segments.pop(name, None)
         self._stopped.discard(name)
         if found is None:
             return
@@ -308,7 +303,7 @@ class Limits:
                     path.unlink()
             for path, name in ours.items():
                 try:
-                    self._segments[name] = Segment.adopt(path)
+                    self.segments[name] = Segment.adopt(path)
                 except FileNotFoundError:
                     pass
                 except (OSError, SegmentError) as error:
@@ -316,30 +311,11 @@ class Limits:
         except OSError as error:
             log.warning("the limiter: shared memory of an earlier agent cannot be used: %s", error)
 
-    async def run(self) -> None:
-        """Log each second, until canceled, which attempts had launches that an old heartbeat left unthrottled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._look()
-
-    def _look(self) -> None:
-        for name, one in self._segments.items():
-            with contextlib.suppress(OSError):
-                opened = one.counts().opened
-                if opened > self._opened.get(name, 0):
-                    log.warning(
-                        "job %s: %d kernel launches were not throttled, because the limiter's controller gave no "
-                        "heartbeat",
-                        name[1],
-                        opened,
-                    )
-                    self._opened[name] = opened
-
     def close(self) -> None:
         """Close the segments, but keep their files: the attempts run on, and the next agent takes the segments over."""
-        for one in self._segments.values():
+        for one in self.segments.values():
             one.close()
-        self._segments.clear()
+        self.segments.clear()
         with contextlib.suppress(OSError):
             self._folder.rmdir()  # unless there are others
 

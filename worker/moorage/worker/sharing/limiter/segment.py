@@ -1,7 +1,6 @@
 """Read and write a segment: the file that a worker shares with the processes of one attempt; see limiter.h.
 
-The agent makes it, writes the attempt's limits and the first heartbeat into it, stops and resumes calls, and removes
-it. Only the controller's process writes later heartbeats and the tokens.
+The agent makes it, writes the attempt's limits, heartbeats and tokens into it, stops and resumes calls, and removes it.
 
 The file belongs to the job's user, who may write anything into it or cut it short. So it is read and written by
 pread(2) and pwrite(2), never mapped, and nothing that is read from it is trusted beyond the job itself: counts are
@@ -162,7 +161,13 @@ class Segment:
         os.fchmod(self._file, 0o666)
 
     def close(self) -> None:
+        """Close the file; later calls raise OSError."""
         os.close(self._file)
+        self._file = -1
+
+    @property
+    def is_closed(self) -> bool:
+        return self._file < 0
 
     # -- what the worker gives
 
