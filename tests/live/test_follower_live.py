@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +18,10 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler.follower import beside
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
-from moorage.scheduler.follower.saves import Overtaken, Saves
+from moorage.scheduler.follower.saves import Overtaken, Saves, Written
 from moorage.scheduler.ledger.snapshot_follower import Command
+from moorage.schemas.codec import Decoder
+from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from tests.live.stack import ANSWER_S, Caller, RealProcess, Stack, caller, is_alive, stack, unique_prefix
@@ -30,7 +33,9 @@ HASTY: Final[dict[str, float]] = {
     "moorage.scheduler.leader.reign.SNAPSHOT_LOOK_S": 0.1,
     "moorage.scheduler.follower.beside.SILENT_S_MAX": 600.0,
 }
-SMALL: Final[dict[str, float]] = {"snapshot_records": 100}
+#: jobs leave the leader's memory soon after their end: what is told of them is what the follower wrote
+SMALL: Final[dict[str, float]] = {"snapshot_records": 100, "ended_max": 20}
+_read_frame: Final = Decoder[HistoryFrame](HistoryFrame)
 
 
 def follower_of(leader: RealProcess) -> int:
@@ -85,10 +90,32 @@ def held_ms(one: Caller, gaps: list[list[int]]) -> int:
     return total
 
 
-async def is_exact(one: Caller, gaps: list[list[int]]) -> None:
-    """GPU time is that of the events, to the ms, for what is over; each event is heard, each revision once."""
-    for job in list(one.heard):
-        await one.check_story(job)
+async def is_exact(made: Stack, one: Caller, gaps: list[list[int]]) -> None:
+    """Each transition that was heard is once in the history, and GPU time is that of the events, to the ms.
+
+    But for what happened in the gaps, which the history tells, too.
+    """
+    async with await connect(made.url, "test") as connection:
+
+        async def frames() -> list[HistoryFrame]:
+            found = JetStream(connection).read_range(made.subjects.history_stream, made.subjects.history(one.tenant))
+            return [_read_frame(message.data) async for message in found]
+
+        async def all_else_is_written() -> bool:
+            rows = {(story.job, move.rev) for frame in await frames() for story in frame.jobs for move in story.moves}
+            return not [
+                (job, rev)
+                for job, story in one.heard.items()
+                for rev, change in story.items()
+                if rev > 1 and (job, rev) not in rows
+                if not any(begin <= change["time_ms"] <= end for begin, end in gaps)
+            ]
+
+        await until(all_else_is_written, ANSWER_S, "the history")
+        found = await frames()
+    rows = Counter((story.job, move.rev) for frame in found for story in frame.jobs for move in story.moves)
+    assert max(rows.values()) == 1
+    assert [list(frame.gap[2:]) for frame in found if frame.gap is not None] == gaps
     (row,) = (await usage_of(one))["rows"]
     assert round(row["gpu_s"] * 1000) == held_ms(one, gaps)
 
@@ -101,13 +128,13 @@ async def test_a_follower_that_is_killed_counts_nothing_twice(nats_server: Embed
         await one.workers_up("sim-0000")
         for number in range(4):
             await some_end(one, f"j{number}")
-            await is_exact(one, [])
+            await is_exact(made, one, [])
             pid = follower_of(leader)
             os.kill(pid, signal.SIGKILL)
             await until(lambda pid=pid: follower_of(leader) not in (0, pid), ANSWER_S, "another follower")
         await some_end(one, "last")
-        await is_exact(one, [])
-        assert (await one.fleet())["follower"] == {"behind": 0, "gaps": []}
+        await is_exact(made, one, [])
+        assert (await one.fleet())["follower"]["gaps"] == []
 
 
 @pytest.mark.slow
@@ -155,12 +182,14 @@ async def test_a_follower_that_is_stopped_under_load_while_its_leader_is_killed(
             await until(lambda: not is_alive(stopped), ANSWER_S, "the end of the follower whose leader is gone")
         (made.folder / "go").touch()
         await one.reaches("long", "SUCCEEDED")
+        shown = await one.check_story("before-3")
+        assert shown["compacted"], "it is told from the history"
         told = await usage_of(one)
         gaps = told.get("gaps", [])
         assert len(gaps) == (1 if bound else 0)
         assert [gap[:2] for gap in (await one.fleet())["follower"]["gaps"]] == gaps
         await until(lambda: one.states.get("long") == "SUCCEEDED", ANSWER_S, "the last event")
-        await is_exact(one, gaps)
+        await is_exact(made, one, gaps)
 
 
 @pytest.mark.slow
@@ -178,14 +207,15 @@ async def test_of_two_followers_one_saves_and_a_damaged_save_is_not_read(
         drive.worker("w0", gpus=8)
         for number in range(3):
             drive.submit(f"j{number}", gpu={})
-            await one.write(drive.shadow, drive.usage)
+            await one.write(drive.shadow, drive.usage, Written(7, [(1, [(1, 2, 3)], 0)]))
         with pytest.raises(Overtaken):
-            await two.write(drive.shadow, drive.usage)
+            await two.write(drive.shadow, drive.usage, Written())
         await two.open()
         read = await two.read()
         assert read is not None
         assert (read[0].seq, read[0].digest) == (drive.state.seq, drive.state.digest)
-        assert read[1].answer(None, {}) == drive.usage.answer(None, {})
+        assert read.usage.answer(None, {}) == drive.usage.answer(None, {})
+        assert (read.history.last, read.history.jobs) == (7, [(1, [(1, 2, 3)], 0)])
         info = await jetstream.stream_info(subjects.follower_stream, subjects.follower_all)
         assert info.subjects[subjects.follower_chunk] == 2, "two saves are kept"
         assert two.kept_from < drive.state.seq
@@ -210,7 +240,7 @@ async def test_a_follower_that_says_nothing_is_ended_and_what_was_asked_is_answe
 
             def asked() -> bool:
                 """Whether a process is there to be asked."""
-                told = follower.ask(Question(7, "acme", {}), answers.append)
+                told = follower.ask(Question("usage", 7, "acme", {}), answers.append)
                 assert told is None or told.code == "behind"
                 return told is None
 

@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +75,15 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end running jobs"
         )
     recorder = None if settings.record is None else _recorder(settings.record)
-    counts = ("--save-records", str(settings.snapshot_records), "--log-level", settings.log_level)
+    numbers = {
+        "--save-records": settings.snapshot_records,
+        "--history-keep": settings.history_keep,
+        "--history-bytes": settings.history_bytes,
+        "--log-level": settings.log_level,
+    }
+    follows = command_of("follower.process", settings, target, *map(str, chain.from_iterable(numbers.items())))
+    if target:
+        follows.env[NATS_VARIABLE] = target  # the history is in the users' account
     scheduler = Scheduler(
         world,
         ledger_world,
@@ -83,7 +92,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         replicas=replicas,
         name=settings.name,
         snapshot_command=command_of("ledger.snapshots", settings, target),
-        follower_command=command_of("follower.process", settings, target, *counts),
+        follower_command=follows,
         snapshot_records=settings.snapshot_records,
         own_process=True,
         recorder=recorder,

@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.events import PartKept
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import (
     QUEUED,
-    STORY_PART,
-    STORY_PART_REPLICA,
 )
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.granted import HOUR_MS, JOB_HOURS_MAX
@@ -63,18 +60,6 @@ class Timed(Driving):
         return out
 
 
-class Partly(Timed):
-    """Long stories go to the history in parts at once, so that much of what was held has left memory."""
-
-    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
-        out = super().tick(ms, obey=obey)
-        for job in self.state.jobs.values():
-            if not job.over and len(job.story) >= STORY_PART + STORY_PART_REPLICA * len(job.replicas):
-                first = job.parts[-1][2] + 1 if job.parts else 2
-                self.engine.offer(PartKept(job.num, len(self.records), first, job.rev))
-        return out
-
-
 def rows(drive: Driving, tenant: str | None = "t", **arguments: Any) -> list[dict[str, Any]]:
     arguments.setdefault("since_s", 300 * 86_400)
     answer = drive.usage.answer(tenant, arguments)
@@ -100,9 +85,9 @@ def runs(drive: Driving, name: str, ms: int, **fields: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", turns(range(8), often=2))
 def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> None:
-    world = FaultyWorld(seed, workers=2 + seed % 3, driving=Partly)
+    world = FaultyWorld(seed, workers=2 + seed % 3, driving=Timed)
     drive = world.drive
-    assert isinstance(drive, Partly)
+    assert isinstance(drive, Timed)
     for _ in range(20):
         world.run(10)
         granted = {row["tenant"]: row["gpu_s"] for row in rows(drive, None, by=["tenant"])}
@@ -116,8 +101,8 @@ def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> No
         assert granted.get(tenant, 0) == pytest.approx(gpu_ms / 1e6, abs=rounding)
 
 
-def test_a_long_story_counts_as_its_parts_leave_memory() -> None:
-    drive = Partly()
+def test_a_long_story_counts_as_its_beginning_leaves_memory() -> None:
+    drive = Timed()
     drive.worker("w0", gpus=1, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=40)
     while drive.job("a").state != "FAILED":
@@ -127,7 +112,7 @@ def test_a_long_story_counts_as_its_parts_leave_memory() -> None:
         drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
         drive.now += 60_000
         drive.facts([("exited", "a", 0, 1, ""), ("freed", "a", 0, 0, "")])
-    assert drive.job("a").parts, "a part of it has left memory"
+    assert len(drive.job("a").story) < drive.job("a").rev - 1, "the beginning of it has left memory"
     (row,) = rows(drive)
     assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
     assert row["gpu_s"] > 40 * 60
@@ -375,8 +360,7 @@ def test_a_story_that_memory_drops_is_counted(replicas: int) -> None:
         drive.facts([(kind, "a", index, 0, "") for index in at for kind in ("claimed", "started")])
         drive.now += 60_000
         drive.facts([(kind, "a", index, 1, "") for index in at for kind in ("exited", "freed")])
-    assert not drive.job("a").parts
-    assert drive.engine.retention.dropped
+    assert len(drive.job("a").story) < drive.job("a").rev - 1
     (row,) = rows(drive)
     assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
     assert row["gpu_s"] > 60 * 60 * replicas
@@ -401,7 +385,7 @@ def test_a_run_of_months_counts_its_last_hours() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", turns(range(8, 16), often=2))
 def test_a_follower_that_begins_again_anywhere_counts_nothing_twice(seed: int) -> None:
-    world = FaultyWorld(seed, workers=2, driving=Partly)
+    world = FaultyWorld(seed, workers=2, driving=Timed)
     drive = world.drive
     whole = Usage(state := snapshots.load(snapshots.dump(drive.shadow)))
     for number in range(20):

@@ -14,14 +14,12 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.events import PartKept, QueueRead
+from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
-    PARTS_MAX,
     POOLS_MAX,
     STORY_MAX,
     STORY_MAX_REPLICA,
-    STORY_PART,
     State,
 )
 from moorage.scheduler.core.lifecycle import retention
@@ -62,10 +60,7 @@ TABLES = {
     "State.shut": Table("starts that fail on a worker", "the end of its time, uncordon", 2),
     "State.windows": Table("a drain with a time", "its end, or uncordon", 4),
     "Job.replicas": Table("a submit", "Compact of the job", 4, 4),
-    "Job.story": Table(
-        "a transition", "Part, or the fold beyond STORY_MAX", STORY_MAX + 4 * STORY_MAX_REPLICA + 64, 200
-    ),
-    "Job.parts": Table("Part", "the oldest goes beyond PARTS_MAX; Compact of the job", PARTS_MAX, PARTS_MAX),
+    "Job.story": Table("a transition", "the fold, beyond STORY_MAX", STORY_MAX + 4 * STORY_MAX_REPLICA + 64, 200),
     "Job.avoid": Table(
         "a refusal, a failed device", "a release, a new start of the worker; AVOID_MAX", AVOID_MAX, AVOID_MAX
     ),
@@ -125,10 +120,6 @@ class Year(Driving):
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Any:
         out = super().tick(ms, obey=obey)
-        for job in self.state.jobs.values():
-            if self.week % 2 and not job.over and len(job.story) >= STORY_PART + 8:
-                first = job.parts[-1][2] + 1 if job.parts else 2
-                self.engine.offer(PartKept(job.num, len(self.records), first, job.rev))
         self.note()
         return out
 

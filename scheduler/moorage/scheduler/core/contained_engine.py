@@ -269,12 +269,12 @@ class ContainedEngine(Engine):
     def _rebuild(self, mono_ms: int, soft: dict[str, Any]) -> None:
         """Rebuild all tables from the state and from what workers reported in this term."""
         contained, now_ms = self.containment, self._now_ms
-        moved_seq, dropped, ranking = self.admission.moved_seq, self.retention.dropped, soft["ranking"]
+        moved_seq, ranking = self.admission.moved_seq, soft["ranking"]
         looked_ms, built_ms = self._looked_ms, self._built_ms
         if ranking[0]:
             contained.set_ranking(ranking[0], ranking[1])
         self._make_parts(mono_ms)
-        self.admission.moved_seq, self.retention.dropped = moved_seq, dropped
+        self.admission.moved_seq = moved_seq
         self._looked_ms, self._built_ms = looked_ms, built_ms
         self.sessions.ahead.update((num, knows) for num, knows in soft["ahead"])
         self.timers.put_off = contained.put_off_timers(now_ms)

@@ -48,14 +48,15 @@ class FollowerBeside:
         """Return what the answer to `fleet` contains of it, where the leader has folded record `seq`."""
         position = self.position
         gaps = [[gap.from_ms, gap.until_ms, gap.through_seq - gap.after_seq] for gap in position.gaps]
-        return {"follower": {"behind": max(0, seq - position.seq), "gaps": gaps}}
+        told = {"waiting": position.waiting, "frames": position.frames, "stories": position.stories}
+        return {"follower": {"behind": max(0, seq - position.seq), "gaps": gaps, **told}}
 
     # ---------------------------------------------------------------------------------------------- asking
 
     def ask(self, question: Question, then: Then) -> Problem | None:
         """Ask, and call `then` with the answer, later; return the problem if too many questions are under way."""
         if len(self._asked) + len(self._tasks) >= QUESTIONS_MAX:
-            why = f"{QUESTIONS_MAX} questions about GPU time are under way"
+            why = f"{QUESTIONS_MAX} questions about GPU time and the history are under way"
             return problem("overloaded", why, next="send again", retry_after_s=1.0)
         if self._here is not None:
             task = asyncio.get_running_loop().create_task(_answer(self._here, question, then))
@@ -69,6 +70,12 @@ class FollowerBeside:
         self._writer.write(framed(Asked(number, question)))
         asyncio.get_running_loop().call_later(2 * ANSWER_S, self._give_up, number)
         return None
+
+    async def asked(self, question: Question) -> dict[str, Any] | Problem:
+        """Ask, and return the answer."""
+        answer: asyncio.Future[dict[str, Any] | Problem] = asyncio.get_running_loop().create_future()
+        refused = self.ask(question, lambda data: None if answer.done() else answer.set_result(data))
+        return refused if refused is not None else await answer
 
     def _give_up(self, number: int) -> None:
         """Answer a question that the process, stopped or busy, has not answered."""
@@ -109,7 +116,7 @@ class FollowerBeside:
                 stdout=asyncio.subprocess.PIPE,
             )
         except OSError as error:  # no room for a process, or an upgrade replaced Python: the term continues
-            log.warning("GPU time is not counted now: the follower of the ledger cannot be started: %s", error)
+            log.warning("no history is written now: the follower of the ledger cannot be started: %s", error)
             return False
         assert process.stdin is not None
         assert process.stdout is not None

@@ -15,6 +15,7 @@ from typing import Final
 from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.follower.follower import Follower
 from moorage.scheduler.follower.pipe import Asked, Told, decode_asked, framed, read_frame
 from moorage.schemas.errors import Problem
@@ -26,15 +27,18 @@ TELL_EVERY_S: Final = 1.0
 EXIT_FAILED: Final = 1
 
 
-async def serve(target: str | None, prefix: str, replicas: int, save_records: int) -> None:
+async def serve(
+    target: str | None, world: str | None, prefix: str, config: Config, replicas: int, save_records: int
+) -> None:
     """Follow the ledger until stdin ends. Raises `BusError` if there is no server."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout.buffer)
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    async with await connect(target, "moorage-follower") as connection:
-        follower = Follower(JetStream(connection), Subjects(prefix), replicas, save_records)
+    async with await connect(target, "moorage-follower") as ledger, await connect(world, "moorage-history") as users:
+        at = Subjects(prefix), config, replicas, save_records
+        follower = Follower(JetStream(ledger), JetStream(users), *at)
 
         async def tell(asked: Asked | None = None) -> None:
             answer = await follower.answer(asked.question) if asked is not None else None
@@ -73,13 +77,17 @@ def main() -> None:
     parser.add_argument("--prefix", default=PREFIX_DEFAULT)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--save-records", type=int, required=True)
+    parser.add_argument("--history-keep", type=float, required=True)
+    parser.add_argument("--history-bytes", type=int, required=True)
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args()
     begin_log(arguments.log_level)
     os.nice(10)
-    target = ledger_url() or os.environ.get(NATS_VARIABLE)
+    config = Config(history_keep=arguments.history_keep, history_bytes=arguments.history_bytes)
+    world = os.environ.get(NATS_VARIABLE)
+    at = arguments.prefix, config, arguments.replicas, arguments.save_records
     try:
-        asyncio.run(serve(target, arguments.prefix, arguments.replicas, arguments.save_records))
+        asyncio.run(serve(ledger_url() or world, world, *at))
     except BusError as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_FAILED)

@@ -8,13 +8,14 @@ leaves chunks that nothing names; the save after the next one deletes them.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from moorage.bus.jetstream import EXPECTED_LAST_SEQUENCE, Ack, JetStream
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.outputs.story import Parts
 from moorage.scheduler.follower.usage import Usage
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
@@ -26,6 +27,14 @@ CHUNK_BYTES: Final = 512 * 1024
 
 class Overtaken(Exception):
     """Another follower has written to the stream."""
+
+
+class Written(msgspec.Struct, array_like=True):
+    """What the history had when a save was made: its last sequence; and of jobs in memory, by number, the parts of
+    their stories and the sequence of their end."""
+
+    last: int = 0
+    jobs: list[tuple[int, Parts, int]] = []
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +54,15 @@ class _Named(msgspec.Struct, array_like=True):
 class _Body(msgspec.Struct, array_like=True):
     state: bytes
     usage: bytes
+    history: Written
+
+
+class Saved(NamedTuple):
+    """What a save has: the state, what was counted up to it, and what of its jobs was written to the history."""
+
+    state: State
+    usage: Usage
+    history: Written
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -87,7 +105,7 @@ class Saves:
             except UNREADABLE:
                 log.warning("the name of the follower's last save cannot be read: it begins anew")
 
-    async def read(self) -> tuple[State, Usage] | None:
+    async def read(self) -> Saved | None:
         """Return the newest save that can be read; None if there is none. Raises `BusError`."""
         for save in (self._named.newest, self._named.before) if self._named is not None else ():
             if save is None:
@@ -102,14 +120,14 @@ class Saves:
             try:
                 body = _decode(data)
                 state = load(body.state)
-                return state, Usage.load(body.usage, state)
+                return Saved(state, Usage.load(body.usage, state), body.history)
             except (BadSnapshot, *UNREADABLE, LookupError, TypeError) as error:
                 log.warning("the follower's save of record %d cannot be read: %r", save.seq, error)
         return None
 
-    async def write(self, state: State, usage: Usage) -> None:
+    async def write(self, state: State, usage: Usage, history: Written) -> None:
         """Write a save and delete those older than the one before. Raises `Overtaken`, `BusError`."""
-        data, seq = _encode(_Body(dump(state), usage.dump())), state.seq
+        data, seq = _encode(_Body(dump(state), usage.dump(), history)), state.seq
         first = self._last + 1
         for start in range(0, len(data), CHUNK_BYTES):
             await self._append(self._subjects.follower_chunk, data[start : start + CHUNK_BYTES])

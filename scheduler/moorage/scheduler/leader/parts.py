@@ -76,5 +76,5 @@ class Parts:
 
     def follower(self) -> FollowerBeside:
         """Return the follower for a new term."""
-        at = self._ledger_js, self.subjects, self.replicas, self.snapshot_records
+        at = self._ledger_js, self.world_js, self.subjects, self.config, self.replicas, self.snapshot_records
         return FollowerBeside(self._follower_command, lambda: Follower(*at))

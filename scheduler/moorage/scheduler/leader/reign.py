@@ -21,7 +21,6 @@ from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.outputs.outputs import Message, Outputs
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.durable.queue_reader import QueueReader
-from moorage.scheduler.history.history import History
 from moorage.scheduler.leader.discovery import Discovery
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.scheduler.leader.gc_schedule import GcSchedule
@@ -77,7 +76,6 @@ class Reign:
             scheduler.replicas,
             scheduler.queue_streams,
         )
-        self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
         self.follower = scheduler.follower()
         self.questions = Questions(
             self,
@@ -194,7 +192,7 @@ class Reign:
             "queued": View(engine).queued(),
             "live_jobs": state.live,
             "records": self.records,
-            "history": self.history.figures(),
+            **self.follower.figures(state.seq),
             "counters": {
                 **self.intake.counters,
                 "stuck": self.stalled.told,
@@ -255,7 +253,6 @@ class Reign:
         if wanted != sent:
             await self._world.send(wanted)
         self.engine.complete(outputs)
-        self.history.take(outputs)
         self.queue_reader.made_room()
         decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
         await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
@@ -270,7 +267,7 @@ class Reign:
 
     def idle_until_s(self) -> float:
         """Return until when, in monotonic seconds, only heartbeats follow if nothing arrives; a time past if busy."""
-        if not (self.history.is_idle and self._scheduler.standings.lately()):
+        if not self._scheduler.standings.lately():
             return 0.0
         left_ms = View(self.engine).idle_until_ms - self.time_ms()
         return (monotonic_ms() + left_ms) / 1000 - self._config.heartbeat_s
@@ -358,7 +355,6 @@ class Reign:
     def figures(self) -> dict[str, Any]:
         """Return what the answer to `fleet` contains in addition to the fleet."""
         return {
-            "history": self.history.figures(),
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
             "contained": self.engine.failures(self.time_ms()),

@@ -20,7 +20,7 @@ from moorage.scheduler.core.queries import views
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
-from moorage.scheduler.history.history_reader import HistoryReader, check_page
+from moorage.scheduler.history.history_reader import HistoryReader, NotNow, Place, check_page
 from moorage.scheduler.leader.inspection import Inspection, device_drift
 from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.questions.foresight import Foresight
@@ -82,7 +82,7 @@ class Questions:
         self._engine = engine = leader.engine
         self._standings = standings
         self._letters = letters
-        self._history = HistoryReader(jetstream, subjects, engine, self._answer_read)
+        self._history = HistoryReader(jetstream, subjects, engine, self._where, self._answer_read)
         self._relay = LogRelay(world, subjects, engine, self._history, leader.answer_now)
         self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
@@ -168,8 +168,15 @@ class Questions:
 
     def _usage(self, tenant: str | None, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
         """Ask the follower, which answers later; return the problem if it cannot be asked now."""
-        question = Question(self._engine.state.seq, tenant, arguments)
+        question = Question("usage", self._engine.state.seq, tenant, arguments)
         return self._leader.follower.ask(question, lambda data: self._answer_read("usage", data, reply, json))
+
+    async def _where(self, tenant: str, job: str) -> Place:
+        """Return where the story of a job is, as the follower says. Raises `NotNow`."""
+        answer = await self._leader.follower.asked(Question("where", self._engine.state.seq, tenant, {"job": job}))
+        if isinstance(answer, Problem):
+            raise NotNow(answer)
+        return answer["parts"], answer["seq"]
 
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
         if reply:

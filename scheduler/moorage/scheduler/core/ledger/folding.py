@@ -8,7 +8,6 @@ from operator import itemgetter
 
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
-    REV,
     STORY_MAX,
     STORY_MAX_REPLICA,
     STORY_PART,
@@ -31,11 +30,10 @@ class Folded:
 
     __slots__ = (
         "accepted",
-        "dropped",
+        "compacted",
         "ended",
         "forgotten",
         "jobs",
-        "long",
         "placed",
         "touched",
         "workers",
@@ -47,9 +45,7 @@ class Folded:
         self.placed: list[Member] = []
         self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
         self.ended: list[Job] = []
-        # jobs whose story should be partly written to the history before memory drops it
-        self.long: dict[int, Job] = {}
-        self.dropped = 0  # transitions that memory dropped before the history had them
+        self.compacted: list[Job] = []  # ended ones that left memory
         self.workers: list[Worker] = []  # joined, left or changed
         self.forgotten: list[Worker] = []
 
@@ -102,20 +98,17 @@ class Folding:
         self.out.jobs[num] = job
         return job
 
-    def note_long_story(self, job: Job) -> None:
-        """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time.
+    def shorten_story(self, job: Job) -> None:
+        """Drop the oldest transitions of a long story; the history has them.
 
-        What this record says stays: whoever folds the ledger beside the leader reads it after the fold.
+        What this record says stays, and so much before it as a follower of the ledger may still have to write.
         """
         story, replicas = job.story, len(job.replicas)
         most = STORY_MAX + STORY_MAX_REPLICA * replicas
         if len(story) >= most:
             said = bisect_left(story, self.time, key=itemgetter(AT_MS))
-            oldest, written = min(len(story) - most * 3 // 4, said), job.parts[-1][2] if job.parts else 0
-            self.out.dropped += sum(row[REV] > written for row in story[:oldest])
-            del story[:oldest]
-        if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
-            self.out.long[job.num] = job
+            unwritten = STORY_PART + STORY_PART_REPLICA * replicas
+            del story[: max(0, min(len(story) - most * 3 // 4, said - unwritten))]
 
 
 class Checking:

@@ -56,7 +56,6 @@ class _Job(msgspec.Struct, array_like=True):
     master: str
     story: list[tuple[Any, ...]]  # rows of `Transition`, of different lengths
     replicas: list[list[int]]
-    parts: tuple[tuple[int, int, int], ...]
 
 
 class _Worker(msgspec.Struct, array_like=True):
@@ -135,7 +134,6 @@ def dump(state: State) -> bytes:
                 [r.state, r.attempt, r.fence, r.retries, r.losses, r.refusals, r.not_before, r.after]
                 for r in job.replicas
             ],
-            job.parts,
         )
         for job in state.jobs.values()
     ]  # fmt: skip
@@ -275,7 +273,6 @@ def _load_job(state: State, row: _Job) -> None:
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
     job.story = row.story
-    job.parts = row.parts
     for replica, values in zip(job.replicas, row.replicas, strict=True):
         (
             replica.state,

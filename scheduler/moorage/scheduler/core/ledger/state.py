@@ -58,14 +58,12 @@ RESIZED: Final = -7
 #: the names of the numbers in a story; negative numbers count from the end
 STORY_WORDS: Final = (*STATES, "RESIZED", "NOT_FROZEN", "RESUME", "FREEZE", "PRIORITY", "RELEASED", "HELD")
 
-#: how many of a job's last transitions stay in memory once the history holds the older ones
-STORY_KEPT: Final = 64
-#: a longer story (plus the second number for each replica) is written to the history in parts before the job ends
-STORY_PART: Final = 96
-STORY_PART_REPLICA: Final = 4
-#: while the history cannot be written, older transitions beyond this (plus the second for each replica) are dropped
+#: of a longer story (plus the second number for each replica) the oldest transitions leave memory
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
+#: so many transitions that are not written yet (plus the second number for each replica) make a part of the history
+STORY_PART: Final = 64
+STORY_PART_REPLICA: Final = 4
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
 AVOID_MAX: Final = 16
 #: the inflation factor of usage when counting begins, see `fairshare`
@@ -160,7 +158,6 @@ class Job:
         "gang",
         "held",
         "hold",
-        "kept",
         "key",
         "lacking",
         "ledger",
@@ -171,7 +168,6 @@ class Job:
         "num",
         "over",
         "own_subject",
-        "parts",
         "preempts",
         "priority",
         "replicas",
@@ -221,10 +217,7 @@ class Job:
         #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
         self.used: tuple[int, int] | None = None
         self.story: list[Transition] = []
-        #: earlier parts of the story: history sequence, first and last revision
-        self.parts: tuple[tuple[int, int, int], ...] = ()
         self.row = 0
-        self.kept = 0  # soft: the history sequence that completes its story; 0 until it is acknowledged
         self.shape: Any = None  # soft: the interned shape of its request
         self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
         self.key = b""  # soft: `finished.job_key`, once computed

@@ -18,12 +18,9 @@ from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
     FREEZE,
     NOT_FROZEN,
-    PARTS_MAX,
     PRIORITY,
     RESIZED,
     RESUME,
-    REV,
-    STORY_KEPT,
 )
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
@@ -171,32 +168,10 @@ class Freeze(OfJob, tag="freeze"):
                 folding.out.touched.append(member)
 
 
-class Part(OfJob, tag="part"):
-    """The history holds revisions `first` to `last` of a job in its message `seq`: all up to `last` leave memory.
-
-    The last `STORY_KEPT` transitions stay.
-    """
-
-    seq: int
-    first: int
-    last: int
-
-    def fold(self, folding: Folding) -> None:
-        job = folding.job(self.job, "holds a part of")
-        job.parts = (*job.parts, (self.seq, self.first, self.last))[-PARTS_MAX:]
-        story = job.story
-        if story:
-            del story[: max(0, min(len(story) - STORY_KEPT, self.last - story[0][REV] + 1))]
-
-
 class Compact(Act, tag="compact"):
-    """The oldest ended jobs leave memory.
-
-    `flat` has for each its number and its request's digest, `kept` the sequence of its history, 0 for none.
-    """
+    """The oldest ended jobs leave memory; `flat` has for each its number and its request's digest."""
 
     flat: list[int | bytes]
-    kept: list[int]
 
     def check(self, checking: Checking) -> None:
         jobs, nums = checking.state.jobs, self.flat[::2]
@@ -210,9 +185,9 @@ class Compact(Act, tag="compact"):
         state = folding.state
         ended, jobs, tenants = state.ended, state.jobs, state.tenants
         digest, before = state.digest, state.finished.row
-        rows: list[tuple[bytes, bytes, int, int, int]] = []
+        rows: list[tuple[bytes, bytes, int, int]] = []
         pairs: Iterator[Any] = iter(self.flat)
-        for num, request, where in zip(pairs, pairs, self.kept, strict=True):
+        for num, request in zip(pairs, pairs, strict=True):
             if not ended or ended.popleft() != num:
                 raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
             job = jobs.pop(num)
@@ -223,7 +198,8 @@ class Compact(Act, tag="compact"):
             del tenants[tenant].jobs[name]
             final = replicas[0].state if len(replicas) == 1 else STATES.index(job.state)
             ended_ms = story[-1][AT_MS] if story else folding.time
-            rows.append((job.key or job_key(tenant, name), request, ended_ms, final, where))
+            rows.append((job.key or job_key(tenant, name), request, ended_ms, final))
+            folding.out.compacted.append(job)
             digest -= job.row
             for replica in replicas:
                 digest -= replica.row
@@ -272,4 +248,4 @@ class Used(OfJob, tag="used"):
         folding.out.jobs[job.num] = job
 
 
-JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used
+JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Compact | Expire | Used
