@@ -48,7 +48,8 @@ def hours(drive: Driving) -> dict[str, int]:
 def in_history(drive: Driving, *names: str) -> dict[str, tuple[list[str], bool]]:
     """What the history frame with these jobs tells of each: its devices, and whether they are simulated."""
     packing = Packing(drive.state, "t")
-    assert not packing.add_plain([drive.job(name) for name in names], with_request=True)
+    for name in names:
+        assert packing.add(drive.job(name), [], with_request=True)
     frame = read_frame(packing.frame())
     told = {}
     for found in frame.jobs:

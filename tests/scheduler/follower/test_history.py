@@ -177,7 +177,6 @@ async def test_a_job_leaves_memory_by_the_leaders_own_rule_and_is_told_as_before
     for name in ("a", "b"):
         drive.submit(name, gpu={})
     drive.settle()
-    before = {name: told(drive, name) for name in ("a", "b")}
     drive.run_out("w0", 3)
     drive.cancel("c")
     drive.submit("c")

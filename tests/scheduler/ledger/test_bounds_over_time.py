@@ -22,7 +22,6 @@ from moorage.scheduler.core.ledger.state import (
     STORY_MAX_REPLICA,
     State,
 )
-from moorage.scheduler.core.lifecycle import retention
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Device, Goodbye, Unwell
 from tests.scheduler.driving import Driving
@@ -218,8 +217,7 @@ def a_week(drive: Year, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_year_leaves_nothing_behind_in_any_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "ENDED_SPARE", ENDED)
+def test_a_year_leaves_nothing_behind_in_any_table() -> None:
     with small_bounds():
         drive = Year()
         steady = drive.worker("steady", 1)
