@@ -282,14 +282,14 @@ def follows(behind: int, gaps: list[list[int]]) -> Check:
         from_ms, until_ms, records = gaps[-1]
         since = f"from {utc(from_ms)} to {utc(until_ms)}" if from_ms else f"up to {utc(until_ms)}"
         found = (
-            f"GPU time was not counted {since}: {many(records, 'record')} of the ledger had to be deleted before they "
-            f"were read (such gaps: {len(gaps)})"
+            f"no history was written and no GPU time counted {since}: {many(records, 'record')} of the ledger had to be "
+            f"deleted before they were read (such gaps: {len(gaps)})"
         )
         return Check("follower", "warn", found, f"{log}; moorage usage names each gap")
     if behind > BEHIND_MAX:
-        found = f"the count of GPU time is {behind} records behind the ledger, which keeps them until it is half full"
+        found = f"history and GPU time are {behind} records behind the ledger, which keeps them until it is half full"
         return Check("follower", "warn", found, log)
-    return Check("follower", "ok", "GPU time is counted, without a gap")
+    return Check("follower", "ok", "history is written and GPU time counted, without a gap")
 
 
 def contained_failures(contained: dict[str, Any]) -> Check:
