@@ -65,7 +65,9 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: pyt
 release-check: test-all types lint site  ## what a release needs beyond CI: hours on two cores
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
-	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py -k kubernetes
+	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py tests/deploy/test_kubernetes.py -k kubernetes
+	tests/deploy/build
+	$(BIN)/python -m pytest tests/deploy/test_image.py
 	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.workloads.many --cases 10000 --from $$first || exit 1; done
 	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.sim.many --wide --seeds $(SEEDS) --from $(FROM)

@@ -16,7 +16,6 @@ import sys
 import uvloop
 
 from moorage.client import AsyncClient, Event, Watch
-from moorage.client.follow.follower import Following
 
 
 async def main() -> None:
@@ -25,8 +24,8 @@ async def main() -> None:
     async with AsyncClient(url, tenant=tenant, timeout=60.0) as moorage:
         for name in (f"{prefix}-{number}" for number in range(int(count))):
             events = "tenant" if moorage._wire._stories.is_crowded and "own" not in how else "job"
-            request = moorage.request((), key=name, fields={"driver": "noop", "events": events})
-            watches.append(Watch(Following(moorage._wire._stories, name, to_submit=request), output="output" in how))
+            request = moorage.request((), job=name, fields={"driver": "noop", "events": events})
+            watches.append(Watch(moorage._wire._stories, name, to_submit=request, output="output" in how))
             await watches[-1].open()
         print("ready", flush=True)
         print("over", sum(await asyncio.gather(*(followed(watch) for watch in watches))), flush=True)

@@ -168,7 +168,7 @@ async def followers() -> Figures:
                 while left:
                     key = left.pop()
                     events: Literal["job", "tenant"] = "job" if FOLLOWED_JOBS - len(left) <= own else "tenant"
-                    await moorage.submit((), key=key, events=events, **ASKS)
+                    await moorage.submit((), job=key, events=events, **ASKS)
 
             await asyncio.gather(*(caller() for _ in range(CALLERS)))
             await bare.until_ended(already + FOLLOWED_JOBS)
@@ -263,7 +263,7 @@ async def stopped_follower() -> Figures:
         before_mib = it.rss_mib("scheduler")
         without, without_mib = await load(), it.rss_mib("scheduler")
         async with _following(it, "loud", 1, "output") as following:
-            job = await moorage.submit(["hang"], key="loud-0", driver="noop")
+            job = await moorage.submit(["hang"], job="loud-0", driver="noop")
             following.process.send_signal(signal.SIGSTOP)
             piece = b"x" * FLOOD_FRAME_BYTES
             for _ in range(FLOOD_BYTES // FLOOD_FRAME_BYTES):

@@ -46,4 +46,4 @@ async def until_state(job: Job, state: str, deadline_s: float = 60) -> None:
     async def is_there() -> bool:
         return bool((await job.show()).state == state)
 
-    await until(is_there, deadline_s, f"{job.id} is {state}")
+    await until(is_there, deadline_s, f"{job.job} is {state}")

@@ -20,7 +20,7 @@ FLEET: Final[dict[str, str]] = {
     "finished_window_ms": "age of the oldest ended job in memory, ms",
     "keeps": "seconds for which ended jobs and their history are kept, and their bounds",
     "follower": "what writes the history and counts GPU time: how many records of the ledger it is behind, its `gaps` "
-    "(from and until when in ms, how many records), the stories that wait, the frames and stories written since it began",
+    "(from and until when in ms, how many records), the stories that wait, and what was written since it began",
     "feature_level": "feature level of the ledger's records",
     "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether the `plain_ranker` is used"
     " or `safe_mode` holds, the `tenants` and `workers` that wait for it, and the `last` failure with its time",

@@ -119,6 +119,18 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
         "moorage.worker.<worker>.logs",
         frames.ReadLog(_SESSION, *_MEMBER, "process", "out", 0, 65536, 1763625660000),
     ),
+    (
+        "UsePage",
+        "the data of the answer to use, and what a worker answers to ReadUse",
+        frames.UsePage(
+            0,
+            1,
+            2.0,
+            [frames.UseLine(0, _HELLO.gpu_pool[0].uuid, "NVIDIA H100", 81559, [97, 99], [60211, 60211], [655, None])],
+            worker="node-7",
+        ),
+    ),
+    ("ReadUse", "moorage.worker.<worker>.logs", frames.ReadUse(_SESSION, *_MEMBER, 4, 2)),
     ("Hello", "moorage.hello.<worker>", _HELLO),
     (
         "Load",

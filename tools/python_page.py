@@ -47,7 +47,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.job",
         "moorage.client.follow.story",
         "moorage.client.follow.watch",
-        "moorage.client.follow.output",
+        "moorage.client.output",
         "moorage.schemas.frames.told",
     ),
     "Answers": ("moorage.client.answers", "moorage.schemas.plan"),
@@ -179,7 +179,7 @@ def _what_submit_takes() -> str:
     return (
         f"### {SUBMIT_TAKES}\n\n`submit`, `run`, `submit_many`, `submit_handler` and `plan` take these by name,"
         " beside the command (a list of words, a mapping as on the wire, or a `Request`), `gpu` (a token such as"
-        " `2xH100:80G`, a count, or a `GpuSpec`) and `key` (the job's id). Durations are in seconds.\n\n"
+        " `2xH100:80G`, a count, or a `GpuSpec`) and `job` (the job's id). Durations are in seconds.\n\n"
         f"{_table(rows)}\n"
     )
 

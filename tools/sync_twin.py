@@ -37,12 +37,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.follower import handles
-from moorage.client.follow.output import Piece
 from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
-from moorage.client.job import Job
+from moorage.client.job import Job, handles
 from moorage.client.loop_thread import called
+from moorage.client.output import Piece
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
@@ -54,7 +53,7 @@ from moorage.schemas.operate import Done, TenantRow
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
-    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList
+    from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
@@ -79,8 +78,8 @@ TWINS: Final = (
     Twin(
         'class SyncJob(Handle[Job]):\n    """A handle on one job, as `Job`, without `await`."""\n',
         "Job",
-        (("follow/story.py", "Seen"), ("job.py", "Job")),
-        {"id": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
+        (("job.py", "Job"),),
+        {"job": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
     ),
     Twin(
         '''class SyncWatch(Handle[Watch]):
@@ -161,9 +160,9 @@ BODIES: Final[dict[str, str]] = {
         return SyncWatch(self._thread, self._thread.call(watch))
         """,
     "AsyncClient.as_completed": """
-        given = {job.id: job for job in handles(jobs, SyncJob)}
+        given = {job.job: job for job in handles(jobs, SyncJob)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
-            yield given[over.id]
+            yield given[over.job]
         """,
     "AsyncClient.gather": """
         twins = [job._twin for job in handles(jobs, SyncJob)]

@@ -22,7 +22,7 @@ async def train_and_rate(moorage: AsyncClient, runs: list[str]) -> dict[str, flo
     """
     for run in runs:
         gpu = Gpu("H100 | A100", count=2, memory="80G")
-        await moorage.submit(["python", "train.py", run], gpu=gpu, key=f"train-{run}", retries=1)
+        await moorage.submit(["python", "train.py", run], gpu=gpu, job=f"train-{run}", retries=1)
     results = await moorage.wait([moorage.job(f"train-{run}") for run in runs], wait="1d")
     trained = [run for run, result in zip(runs, results, strict=True) if result.state == "SUCCEEDED"]
     rated = await moorage.run(["python", "rate.py", *trained], gpu="1xL40S", wait="1h")

@@ -375,3 +375,15 @@ def test_the_doctor_says_whether_cores_and_memory_are_limits(controllers: tuple[
 def test_the_doctor_says_how_old_its_look_at_the_copies_is() -> None:
     check = checks_fleet._copies(3, [], 12_000)
     assert (check.verdict, check.found) == ("ok", "all 3 copies of the ledger are up to date, as seen 12s ago")
+
+
+def test_the_doctor_says_which_devices_have_a_fault_and_what_mends_it() -> None:
+    def row(name: str, *kinds: str) -> dict[str, object]:
+        told = [{"slot": slot, "kind": kind, "detail": f"about {kind}"} for slot, kind in enumerate(kinds)]
+        return {"worker": name, "state": "up", "troubles": told}
+
+    assert list(checks_fleet._devices([row("a")])) == []
+    cdi, fabric = checks_fleet._devices([row("a", "fabric", "cdi"), row("b", "fabric")])
+    assert (fabric.verdict, fabric.found) == ("warn", "fabric on 2 GPUs: a b: about fabric")
+    assert "nvidia-fabricmanager" in fabric.fix
+    assert (cdi.found, cdi.name) == ("cdi on 1 GPU: a: about cdi", "devices")

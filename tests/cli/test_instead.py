@@ -106,13 +106,13 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
     }
     async with AsyncClient(node.url, tenant=unique) as client:
         other = await client.submit(["true"], gpu="1xT4")
-        told = await node.run("explain", other.id, tenant=unique)
+        told = await node.run("explain", other.job, tenant=unique)
         assert dict(row[:2] for row in told.rows)["reason"].startswith("model:"), told.out
         assert "--instead-of" not in told.err, "another model is never offered"
         await other.cancel()
         for reason, asks in waiting.items():
             job = await client.submit({**asks, "run": {"argv": ["true"]}})
-            told = await node.run("explain", job.id, tenant=unique)
+            told = await node.run("explain", job.job, tenant=unique)
             assert dict(row[:2] for row in told.rows)["reason"].startswith(f"{reason}:"), told.out
             lines = [line for line in told.err.splitlines() if "moorage submit --instead-of" in line]
             assert lines, (reason, told.err)
@@ -134,12 +134,12 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
         waits = await client.submit(["true"], gpu="1xT4")
         await client.admin.limit(gpus=2, tenant=unique)
         for words, code, found in (
-            ((runs.id, "--gpu", "1xL40S"), 1, "only a waiting job can be changed"),
-            ((waits.id,), 2, "nothing to change"),
-            ((waits.id, "--gpu", "4xH100"), 1, "error[failed-precondition]"),
-            ((waits.id, "--but", "[]"), 2, "an object with fields of the request"),
-            ((waits.id, "--but", "{"), 2, "--but is not JSON"),
-            ((waits.id, "--but", '{"nosuch": 1}'), 2, "nosuch"),
+            ((runs.job, "--gpu", "1xL40S"), 1, "only a waiting job can be changed"),
+            ((waits.job,), 2, "nothing to change"),
+            ((waits.job, "--gpu", "4xH100"), 1, "error[failed-precondition]"),
+            ((waits.job, "--but", "[]"), 2, "an object with fields of the request"),
+            ((waits.job, "--but", "{"), 2, "--but is not JSON"),
+            ((waits.job, "--but", '{"nosuch": 1}'), 2, "nosuch"),
             (("nosuch", "--gpu", "1"), 3, "error[not-found]"),
         ):
             ran = await node.run("submit", "--instead-of", *words, tenant=unique)
@@ -148,7 +148,7 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
         assert (await waits.show()).state == "QUEUED"
         assert (await runs.show()).state == "RUNNING"
         await client.admin.limit(gpus=0, jobs=2, tenant=unique)
-        ran = await node.run("submit", "--instead-of", waits.id, "--gpu", "1xL40S", tenant=unique)
+        ran = await node.run("submit", "--instead-of", waits.job, "--gpu", "1xL40S", tenant=unique)
         assert ran.code == 0, f"at the limit of jobs the old one makes room for the new one: {ran.err}"
         assert (await waits.show()).state == "CANCELLED"
         await client.job(ran.out.strip()).cancel()

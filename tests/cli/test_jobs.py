@@ -89,7 +89,7 @@ async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) ->
     assert facts["asks"] == "1xZ9000"
     assert "fix: " in why.err
     refused = await node.run("submit", "--gpu", "1xZ9000", "--on-no-match", "reject", "--", "x", tenant=unique)
-    assert (refused.code, refused.err.startswith("error[no-match]: ")) == (1, True)
+    assert (refused.code, refused.err.startswith("error[failed-precondition]: ")) == (1, True)
     await node.run("cancel", "w", tenant=unique)
 
 

@@ -101,7 +101,7 @@ async def test_logs_have_both_streams_in_the_order_in_which_they_arrived(node: N
         folder.mkdir()
         os.mkfifo(folder / "go")
         shell = f"exec python3 -c '{script}' <{folder / 'go'}"
-        job = await client.submit(["sh", "-c", shell], key="both")
+        job = await client.submit(["sh", "-c", shell], job="both")
         with (folder / "go").open("w") as go:
             said = ""
             async for piece in job.logs("60s"):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from moorage.bus.embedded import EmbeddedServer
 from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, client_problem
@@ -135,6 +136,18 @@ async def test_scrapes_that_come_close_together_cost_the_leader_one_question(mon
     monkeypatch.setattr(metrics, "FRESH_S", 0.0)
     await scraped._read()
     assert len(asked) == 2, "an old answer serves nobody"
+
+
+@pytest.mark.slow
+async def test_a_service_that_starts_before_any_leader_says_that_none_is_up(fresh_server: EmbeddedServer) -> None:
+    serving = await start("metrics", "--listen", "0", "--timeout", "200ms", env={"NATS_URL": fresh_server.url})
+    said = Lines(serving.stderr)
+    await said.until("until Ctrl-C")
+    assert "no leader answers yet" in said.text
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", said.text)
+    assert total(await scrape(address), "moorage_up") == 0
+    serving.terminate()
+    await serving.communicate()
 
 
 async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> None:

@@ -49,6 +49,7 @@ def test_a_server_takes_what_is_written_and_every_user_has_a_context(
     assert is_valid(tmp_path / "site" / "server.conf")
     said = capsys.readouterr()
     assert "7 users" in said.err
+    assert f"next: nats-server -c {tmp_path}/site/server.conf\n" in said.err
     for key in ("submitter.acme", "submitter.beta", "worker.w1", "scheduler.main", "operator.ana", "ledger.main"):
         context = load_context(key, {"XDG_CONFIG_HOME": str(tmp_path / "site")})
         role, _, name = key.partition(".")

@@ -22,6 +22,7 @@ from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
 from moorage.client.errors import Rejected
+from moorage.client.output import Piece
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change, Event
 from moorage.schemas.gpu import model_matches, parse_token
@@ -543,6 +544,18 @@ def test_show_counts_the_replicas_of_a_job_by_their_state() -> None:
     data = {"replica_states": [{"replica": at, "state": name} for at, name in enumerate(states)]}
     assert show_ls_cancel._replicas(data) == "36 SUCCEEDED, 4 FAILED (36, 37, 38, 39)"
     assert show_ls_cancel._replicas({"replica_states": [{"replica": 0, "state": "RUNNING"}]}) == ""
+
+
+def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    progress = Progress("big")
+    progress.event(Event("t", "big", 2, "PLACED", 1, [Change(2, 0, 0, 1, "PLACED", "w1")]))
+    progress.output(Piece(0, 1, "err", 0, "", note="warning[memory]: counted, not enforced"))
+    progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
+    assert "\r\x1b[Kwarning[memory]: counted, not enforced\n" in screen.getvalue()
 
 
 def test_the_line_of_many_replicas_counts_their_states(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ async def some_jobs(client: AsyncClient) -> None:
 async def test_ids_beginnings_last_and_all() -> None:
     async with AsyncClient(transport=SimFleet("8xH100")) as client:
         await some_jobs(client)
-        over = await client.submit(["x"], key="over")
+        over = await client.submit(["x"], job="over")
         await over.result()
         for words, names in (
             (["train-42"], ["train-42"]),
@@ -84,7 +84,7 @@ async def test_a_cancel_takes_names_as_they_stand_and_beginnings_only_of_ids_tha
         assert await ids_to_cancel(client, ["train"]) == ["train"]  # of a job to come
         assert await ids_to_cancel(client, ["j7"]) == ["j7"]
         assert await ids_to_cancel(client, ["last,train-4"]) == [made_up, "train-4"]
-        await (await client.submit(["x"], key="train-over")).result()
+        await (await client.submit(["x"], job="train-over")).result()
         assert await ids_to_cancel(client, ["train-*"]) == ["train-43", "train-42", "train-4"]  # not what is over
         other = made_up[:-1] + ("0" if made_up[-1] != "0" else "1")
         await client.submit({**HANG, "job": other})

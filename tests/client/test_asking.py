@@ -60,7 +60,7 @@ async def test_a_submit_while_the_connection_is_lost_waits_for_it(fresh_server: 
     async with AsyncClient(fresh_server.url, tenant=unique, timeout="60s") as client:
         await fresh_server.kill()
         await until(lambda: not client._wire.link.is_connected)
-        submitting = asyncio.create_task(client.submit(["x"], key="x"))
+        submitting = asyncio.create_task(client.submit(["x"], job="x"))
         await asyncio.sleep(0)
         again = await EmbeddedServer.start(fresh_server.data_dir, port=fresh_server.port)
         try:

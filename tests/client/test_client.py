@@ -20,6 +20,7 @@ from moorage.client import (
     TimedOut,
 )
 from moorage.schemas.job import TERMINAL
+from moorage.testing import Ran, SimFleet, SimulatedClock
 from tests.cli.node import Node
 from tests.waiting import until_state
 
@@ -39,7 +40,7 @@ async def test_a_job_is_followed_from_acceptance_to_its_end(node: Node, unique: 
 
 async def test_a_finished_job_has_the_same_events_for_a_late_follower(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
-        await (await moorage.submit(["true"], gpu=1, key="late")).result("30s")
+        await (await moorage.submit(["true"], gpu=1, job="late")).result("30s")
         events = [event async for event in moorage.job("late").events(wait="10s")]
         assert [change.state for event in events for change in event.changes][-1] == "SUCCEEDED"
 
@@ -52,9 +53,9 @@ async def test_many_followers_of_many_jobs_see_each_transition_once(node: Node, 
         async def revisions(job_id: str) -> list[int]:
             return [change.rev async for event in moorage.job(job_id).events("150s") for change in event.changes]
 
-        for seen in await asyncio.gather(*(revisions(job.id) for job in jobs)):
+        for seen in await asyncio.gather(*(revisions(job.job) for job in jobs)):
             assert seen == list(range(1, len(seen) + 1))
-        assert [job.id for job in jobs] == sorted(job.id for job in jobs)
+        assert [job.job for job in jobs] == sorted(job.job for job in jobs)
 
 
 @pytest.mark.slow
@@ -63,7 +64,7 @@ async def test_a_result_carries_the_exit_code_and_the_end_of_the_output(node: No
         job = await moorage.submit(["sh", "-c", "sleep 0.3; echo first; echo it broke >&2; exit 7"])
         with pytest.raises(JobFailed) as failed:
             await job.result("90s")
-        assert (failed.value.exit_code, failed.value.code, failed.value.job) == (7, "job-failed", job.id)
+        assert (failed.value.exit_code, failed.value.code, failed.value.job) == (7, "job-failed", job.job)
         assert "it broke" in failed.value.log_tail
         assert "with code 7" in failed.value.why
         assert failed.value.fixes
@@ -75,7 +76,7 @@ async def test_a_result_waits_no_longer_than_its_timeout(node: Node, unique: str
         with pytest.raises(TimedOut) as late:
             await job.result("300ms")
         assert late.value.code == "timed-out"
-        assert (await job.cancel("enough"))["cancelled"]
+        assert (await job.cancel("enough")).cancelled
         with pytest.raises(JobFailed) as cancelled:
             await job.result("90s")
         assert cancelled.value.state == "CANCELLED"
@@ -83,20 +84,20 @@ async def test_a_result_waits_no_longer_than_its_timeout(node: Node, unique: str
 
 async def test_the_same_id_and_content_is_the_same_job(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
-        first = await moorage.submit(["hang"], driver="noop", key="one")
-        again = await moorage.submit(["hang"], driver="noop", key="one")
+        first = await moorage.submit(["hang"], driver="noop", job="one")
+        again = await moorage.submit(["hang"], driver="noop", job="one")
         assert first.accepted is not None
         assert again.accepted is not None
         assert (first.accepted.duplicate, again.accepted.duplicate) == (False, True)
         with pytest.raises(Conflict) as conflict:
-            await moorage.submit(["exit", "1"], driver="noop", key="one")
+            await moorage.submit(["exit", "1"], driver="noop", job="one")
         assert (conflict.value.code, conflict.value.job) == ("conflict", "one")
         await first.cancel()
 
 
 async def test_a_handle_needs_nothing_but_the_id(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
-        await moorage.submit(Request(run=Run(driver="noop", argv=["hang"]), gpu=GpuSpec(count=3)), key="by-id")
+        await moorage.submit(Request(run=Run(driver="noop", argv=["hang"]), gpu=GpuSpec(count=3)), job="by-id")
     async with AsyncClient(node.url, tenant=unique) as other:
         job = other.job("by-id")
         await until_state(other.job("by-id"), "RUNNING")
@@ -115,14 +116,14 @@ async def test_a_handle_needs_nothing_but_the_id(node: Node, unique: str) -> Non
 
 async def test_a_batch_is_one_frame_and_each_request_has_its_own_fate(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
-        await moorage.submit(["exit", "0"], driver="noop", key="taken")
+        await moorage.submit(["exit", "0"], driver="noop", job="taken")
         bodies = [{"job": f"b{at}", "run": {"driver": "noop"}} for at in range(3)]
         bodies[1] = {"job": "taken", "run": {"driver": "noop"}}
         with pytest.raises(BatchRejected) as refused:
             await moorage.submit_many(bodies)
         assert list(refused.value.problems) == [1]
         assert refused.value.problems[1].code == "conflict"
-        assert [job.id if job else None for job in refused.value.jobs] == ["b0", None, "b2"]
+        assert [job.job if job else None for job in refused.value.jobs] == ["b0", None, "b2"]
 
 
 async def test_a_request_is_checked_before_it_is_sent(node: Node, unique: str) -> None:
@@ -138,7 +139,7 @@ async def test_a_request_is_checked_before_it_is_sent(node: Node, unique: str) -
 
 async def test_output_is_heard_whole_where_it_is_watched_before_the_submit(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage, moorage.watch("loud", output=True) as watch:
-        await moorage.submit(["sh", "-c", "seq 1 20000; echo done >&2"], key="loud")
+        await moorage.submit(["sh", "-c", "seq 1 20000; echo done >&2"], job="loud")
         pieces = [item async for item in watch if not hasattr(item, "changes")]
         out = "".join(piece.text for piece in pieces if piece.stream == "out")
         assert out == "".join(f"{number}\n" for number in range(1, 20001))
@@ -155,14 +156,37 @@ async def test_jobs_that_speak_to_the_tenant_alone_are_followed_too(node: Node, 
 
 async def test_an_operator_closes_and_opens_a_worker(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
-        await moorage.fleet.drain("sim-0001")
+        drained = [await moorage.fleet.drain("sim-0001") for _ in range(2)]
+        assert [(done.verb, done.worker, done.changed) for done in drained] == [
+            ("drain", "sim-0001", True),
+            ("drain", "sim-0001", False),
+        ]
         assert await _state_of(moorage, "sim-0001") == "draining"
-        await moorage.fleet.cordon("sim-0001")
+        assert (await moorage.fleet.cordon("sim-0001")).verb == "cordon"
         assert await _state_of(moorage, "sim-0001") == "cordoned"
         await moorage.fleet.uncordon("sim-0001")
         assert await _state_of(moorage, "sim-0001") == "up"
         with pytest.raises(NotFound):
             await moorage.fleet.drain("nobody")
+
+
+def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None:
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("2x4xH100", script=lambda _: Ran(0, seconds=100))) as moorage:
+            job = await moorage.submit(["x"], gpu=3, job="runs")
+            await asyncio.sleep(5)
+            audit = await moorage.fleet.audit()
+            assert (audit.drift, audit.workers, audit.members, audit.leases) == ([], 2, 1, 3)
+            told = [await moorage.job(name).cancel("enough") for name in ("runs", "unheard-of")]
+            assert [(each.job, each.cancelled, each.was) for each in told] == [
+                ("runs", True, "RUNNING"),
+                ("unheard-of", True, "UNKNOWN"),
+            ]
+            assert [each.remembered_s > 0 for each in told] == [False, True]
+            with pytest.raises(JobFailed, match="was cancelled: enough"):
+                await job.result()
+
+    SimulatedClock().run(scene())
 
 
 async def test_the_fleet_frame_comes_by_itself(node: Node) -> None:

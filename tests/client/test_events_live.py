@@ -80,7 +80,7 @@ async def followed(job: Job, seen: list[int]) -> list[str]:
     async for event in job.events("200s"):
         seen.append(event.rev)
         for change in event.changes:
-            assert change.rev == len(states) + 1, f"{job.id}: revision {change.rev} after {len(states)}"
+            assert change.rev == len(states) + 1, f"{job.job}: revision {change.rev} after {len(states)}"
             states.append(change.state)
     return states
 
@@ -91,7 +91,7 @@ async def through(w: World, disturb: Callable[[], Awaitable[None]]) -> None:
     jobs = await w.moorage.submit_many(words, gpu=1, driver="noop", retries=2)
     seen: list[list[int]] = [[] for _ in jobs]
     following = [asyncio.create_task(followed(job, revs)) for job, revs in zip(jobs, seen, strict=True)]
-    late = asyncio.create_task(_later(w.moorage, jobs[0].id, following[0]))
+    late = asyncio.create_task(_later(w.moorage, jobs[0].job, following[0]))
     await until(lambda: all(seen) and max(map(max, seen)) >= 4, 90, "some of them run")
     await disturb()
     for number, states in enumerate(await asyncio.gather(*following)):
@@ -146,7 +146,7 @@ async def test_a_follower_that_was_stopped_until_the_server_cut_it_goes_on_witho
 ) -> None:
     async with world(fresh_server, unique) as w:
         for name in ("loud", "quiet"):
-            await w.moorage.submit(["hang"], gpu=1, driver="noop", key=name)
+            await w.moorage.submit(["hang"], gpu=1, driver="noop", job=name)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", FOLLOWER, w.made.url, unique, "loud", "quiet",
             stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": _ROOTS},

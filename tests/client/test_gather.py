@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
-from moorage.client.follow.follower import Gathering
 from moorage.client.follow.story import AHEAD_MAX
+from moorage.client.follow.watch import Gathering
 from moorage.schemas.frames import Accepted
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import Faults
@@ -25,7 +25,7 @@ def by_words(task: Task) -> Ran:
 async def test_jobs_come_as_they_end() -> None:
     async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
         jobs = await moorage.submit_many([["0", str(seconds)] for seconds in (5, 1, 3)], gpu=1)
-        assert [job.id async for job in moorage.as_completed(jobs)] == [jobs[at].id for at in (1, 2, 0)]
+        assert [job.job async for job in moorage.as_completed(jobs)] == [jobs[at].job for at in (1, 2, 0)]
         assert (await jobs[0].result()).code == 0
 
 
@@ -62,7 +62,7 @@ async def test_jobs_that_are_over_already_are_found_one_by_one_and_by_the_list()
         jobs = await moorage.submit_many([[str(at % 2), "0"] for at in range(40)], gpu=1)
         await moorage.wait(jobs)
         for crowd in (3, 40):
-            handles = [moorage.job(job.id) for job in jobs[:crowd]]
+            handles = [moorage.job(job.job) for job in jobs[:crowd]]
             assert [each.code for each in await moorage.wait(handles)] == [at % 2 for at in range(crowd)]
         with pytest.raises(NotFound):
             await moorage.wait([moorage.job("nobody")])
@@ -74,7 +74,7 @@ async def test_a_wait_is_bounded_and_says_how_many_are_left() -> None:
         jobs = await moorage.submit_many([["0", "1"], ["0", "1000"]], gpu=1)
         with pytest.raises(TimedOut) as late:
             await moorage.wait(jobs, "10s")
-        assert (late.value.job, "1 of 2 jobs" in late.value.why) == (jobs[1].id, True)
+        assert (late.value.job, "1 of 2 jobs" in late.value.why) == (jobs[1].job, True)
         assert jobs[0].known_result is not None
 
 
@@ -93,7 +93,7 @@ async def test_it_goes_on_over_a_takeover() -> None:
 async def test_a_crowd_that_one_list_does_not_hold() -> None:
     async with AsyncClient(transport=SimFleet("64xH100", script=by_words)) as moorage:
         jobs = await moorage.submit_many([["0", "0"]] * 1500, gpu=1)
-        assert len(await moorage.wait([moorage.job(job.id) for job in jobs])) == 1500
+        assert len(await moorage.wait([moorage.job(job.job) for job in jobs])) == 1500
 
 
 @in_virtual_time
@@ -109,7 +109,7 @@ async def test_the_tenants_events_come_whole() -> None:
             if list(seen.values()).count(5) == len(jobs):
                 break
         await events.aclose()  # type: ignore[attr-defined]
-        assert sorted(seen) == sorted(job.id for job in jobs)
+        assert sorted(seen) == sorted(job.job for job in jobs)
 
 
 @in_virtual_time
@@ -126,19 +126,19 @@ async def test_the_code_of_many_replicas_is_one_wherever_it_is_asked_for() -> No
         with pytest.raises(JobFailed) as failed:
             await job.result()
         assert failed.value.exit_code == 3
-        afresh = [moorage.job(each.id) for each in (job, *crowd)]
+        afresh = [moorage.job(each.job) for each in (job, *crowd)]
         assert (await moorage.wait(afresh))[0].code == 3  # asked for in a list
-        assert (await moorage.wait([moorage.job(job.id)]))[0].code == 3
+        assert (await moorage.wait([moorage.job(job.job)]))[0].code == 3
         assert (await job.show()).code == 3
-        assert {row.job: row.code for row in (await moorage.ls(["FAILED"])).jobs} == {job.id: 3}
+        assert {row.job: row.code for row in (await moorage.ls(["FAILED"])).jobs} == {job.job: 3}
 
 
 @in_virtual_time
 async def test_a_job_of_another_tenant_is_not_taken_for_one_of_its_name() -> None:
     fleet = SimFleet("1xH100", script=by_words)
     async with AsyncClient(transport=fleet, tenant="a") as a, AsyncClient(transport=fleet, tenant="b") as b:
-        theirs = await a.submit(["1", "5"], key="same")
-        await b.submit(["0", "5"], key="same")
+        theirs = await a.submit(["1", "5"], job="same")
+        await b.submit(["0", "5"], job="same")
         with pytest.raises(Rejected, match="belongs to tenant a"):
             await b.wait([theirs])
         assert [result.code for result in await a.wait([theirs])] == [1]
@@ -148,7 +148,7 @@ def test_a_handle_says_what_is_known_of_it() -> None:
     async def scene() -> None:
         async with AsyncClient(transport=SimFleet("8xH100", script=by_words), tenant="vision") as moorage:
             assert repr(moorage.job("a")) == "<Job a of vision not asked yet>"
-            job = await moorage.submit(["0", "100"], gpu="2xH100:80G", key="a")
+            job = await moorage.submit(["0", "100"], gpu="2xH100:80G", job="a")
             assert repr(job) == "<Job a of vision QUEUED 2xH100:80G accepted 0ms ago>"
             await asyncio.sleep(92)
             await asyncio.sleep(
@@ -208,7 +208,7 @@ async def test_a_flood_after_a_gap_is_bounded_and_the_end_is_asked_for(nats_url:
         end = change(3 + 4 * AHEAD_MAX, "SUCCEEDED", code=0)
         scheduler.will("submit", Accepted("j", 1, "QUEUED"))
         scheduler.will_show(shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", end))
-        job = await client.submit(["x"], key="j")
+        job = await client.submit(["x"], job="j")
         async with Gathering(client._wire._stories, [job]) as gathering:
             over = gathering.over(20)
             first = asyncio.ensure_future(anext(over))
@@ -219,5 +219,5 @@ async def test_a_flood_after_a_gap_is_bounded_and_the_end_is_asked_for(nats_url:
             await until(lambda: "j" in stories and stories["j"].is_stale, what="more than is kept")
             assert len(stories["j"].ahead) == AHEAD_MAX
             await scheduler.say_to_tenant(scheduler.event("j", "SUCCEEDED", end))
-            assert (await first).id == "j"
+            assert (await first).job == "j"
             assert len(scheduler.asked) == 3

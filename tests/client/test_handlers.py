@@ -116,7 +116,7 @@ async def test_a_call_gives_what_the_function_returned(
         }
         assert service.seen[0].request.requires == {"handler.echo": ["1"]}
         # a handle from the id alone, later: nothing was heard, so it is read from the bucket
-        assert (await moorage.job(job.id).result("60s")).value == result.value
+        assert (await moorage.job(job.job).result("60s")).value == result.value
         assert (await (await moorage.submit_handler("nothing")).result("90s")).value is None
         both = await (await moorage.submit_handler("echo", 7, gpu="2x1xL40S")).result("90s")
         assert [value["replica"] for value in both.value] == [0, 1]

@@ -15,9 +15,9 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
 from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
-from moorage.client.follow.output import Piece, newest_attempts
 from moorage.client.handlers import Heard, value_of
 from moorage.client.kept_files import why_none
+from moorage.client.output import Piece, newest_attempts
 from moorage.client.sending import bucket_of, send
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, Change
@@ -138,7 +138,7 @@ async def test_what_is_stored_of_a_job_and_reaches_out_is_not_unpacked(node: Nod
         held = io.BytesIO()
         with tarfile.open(fileobj=held, mode="w") as archive:
             archive.addfile(tarfile.TarInfo("../reached"))
-        await bucket_of(client._wire).put(f"{job.id}.0.{row.fence}", compressed(held), {}, lambda _: None)
+        await bucket_of(client._wire).put(f"{job.job}.0.{row.fence}", compressed(held), {}, lambda _: None)
         with pytest.raises(Rejected, match="leaves the folder"):
             await job.files(tmp_path / "into")
         assert list(tmp_path.iterdir()) == []

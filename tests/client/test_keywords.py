@@ -58,8 +58,8 @@ async def test_an_unknown_keyword_is_told_with_the_nearest(fleet: SimFleet, verb
 
 
 ELSEWHERE: dict[str, str] = {
-    "job": "a job's id is key=",
-    "name": "a job's id is key=",
+    "key": "a job's id is job=",
+    "name": "a job's id is job=",
     "gang": "a gang is gpu=GpuSpec",
     "scheduling": "it is part of the GPUs",
     "command": "the first argument",
@@ -74,7 +74,7 @@ async def test_what_is_called_otherwise_elsewhere_is_told_by_its_name_here(fleet
             with pytest.raises(TypeError, match=told):
                 await SAID["submit"](moorage, {keyword: "x"})
         # the same command again, as it is said now, and each keyword once more: what is alike is not checked twice
-        await moorage.submit(["true"], key="first")
+        await moorage.submit(["true"], job="first")
         for keyword, told in ELSEWHERE.items():
             with pytest.raises(TypeError, match=told):
                 await SAID["submit"](moorage, {keyword: "x"})
@@ -83,9 +83,9 @@ async def test_what_is_called_otherwise_elsewhere_is_told_by_its_name_here(fleet
 def test_the_sync_twin_tells_the_same(fleet: SimFleet) -> None:
     with Client(transport=fleet) as moorage:
         submit: Any = moorage.submit
-        with pytest.raises(TypeError, match="a job's id is key="):
-            submit(["true"], job="x")
-        assert moorage.submit(["true"], key="x").id == "x"
+        with pytest.raises(TypeError, match="a job's id is job="):
+            submit(["true"], key="x")
+        assert moorage.submit(["true"], job="x").job == "x"
 
 
 async def test_a_function_has_none_of_what_a_process_has(fleet: SimFleet) -> None:

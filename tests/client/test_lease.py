@@ -217,12 +217,12 @@ async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_serve
 @pytest.mark.slow
 async def test_leases_and_placements_stand_in_one_line(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique, "1xL40S") as w:
-        first = await w.moorage.submit(["hang"], gpu=1, driver="noop", key="first")
+        first = await w.moorage.submit(["hang"], gpu=1, driver="noop", job="first")
         await until(w.job_is("first", "RUNNING"), what="a job has the device")
         async with borrower(w.socket) as process:
             held = asyncio.create_task(process.line())
             await until(lambda: w.pending_claimers, what="it stands in line")
-            second = await w.moorage.submit(["hang"], gpu=1, driver="noop", key="second")
+            second = await w.moorage.submit(["hang"], gpu=1, driver="noop", job="second")
             await first.cancel("make room")
             assert (await held)[:3] == ["held", "w1", "exclusive"]  # it came before the second job
             assert await w.state_of("second") in ("QUEUED", "PLACED")  # and a placement is refused
@@ -337,7 +337,7 @@ async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: Em
             with pytest.raises(TimedOut):  # as many as share it
                 async with w.moorage.lease(Gpu(share="time-slice"), wait="100ms", socket=w.socket):
                     pass
-            await w.moorage.submit(["exit", "0"], gpu="1xL40S@time-slice", driver="noop", key="shares")
+            await w.moorage.submit(["exit", "0"], gpu="1xL40S@time-slice", driver="noop", job="shares")
             await until(lambda: _reason(w.moorage, "shares"), what="it waits for the device")
             other.speak()
             assert await other.line() == ["given", "back"]

@@ -108,7 +108,7 @@ async def _in_a_crowd(client: AsyncClient) -> None:
 async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
     node: Node, unique: str, once: Callable[[AsyncClient], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 0.0)
+    monkeypatch.setattr("moorage.client.follow.follower.LINGER_S", 0.0)
     async with AsyncClient(node.url, tenant=unique) as client:
         link: Any = client._wire.link
         await client.ls()
@@ -117,7 +117,7 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
 
         async def nothing_is_left() -> None:
             await until(lambda: len(asyncio.all_tasks()) == tasks, 30, "the tasks of before")
-            await until(lambda: client._wire._stories.feed._timer is None, 30, "it stands no more")
+            await until(lambda: client._wire._stories._timer is None, 30, "it stands no more")
             assert len(link._subscriptions) == subscriptions
             assert not client._wire._stories.followers
             assert not client._wire._stories.endless

@@ -35,7 +35,7 @@ class Loop:
     async def submit(self, name: str, *, duplicate: bool = False) -> Job:
         self.scheduler.will("submit", Accepted(name, 9, "QUEUED", duplicate=duplicate))
         self.scheduler.will_show(shown(name, "SUCCEEDED", *STORY))
-        return await self.client.submit(["x"], key=name, driver="noop")
+        return await self.client.submit(["x"], job=name, driver="noop")
 
     async def say(self, name: str, *changes: Change) -> None:
         await self.scheduler.say_to_tenant(self.scheduler.event(name, changes[-1].state, *changes))
@@ -55,7 +55,7 @@ class Loop:
 @pytest.fixture(autouse=True)
 def time_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 600.0)
-    monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 3600.0)
+    monkeypatch.setattr("moorage.client.follow.follower.LINGER_S", 3600.0)
 
 
 @contextlib.asynccontextmanager
@@ -100,7 +100,7 @@ async def test_what_is_run_is_heard_by_the_frames_and_its_only_replica_by_name(n
         link: Any = loop.client._wire.link
         before = list(link._subscriptions)
         loop.scheduler.will("submit", Accepted("j", 9, "QUEUED"))
-        running = asyncio.create_task(loop.client.run(["x"], key="j", driver="noop", wait="20s"))
+        running = asyncio.create_task(loop.client.run(["x"], job="j", driver="noop", wait="20s"))
         await until(lambda: loop.scheduler.asked, what="it is submitted")
         new = [each.subject for each in link._subscriptions if each not in before]
         assert new == [loop.scheduler.subjects.log(unique, "j", 0)]
@@ -117,9 +117,9 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
             await opened.enter_async_context(loop.client.watch(f"other{number}"))
         job = await loop.submit("j")
         watch = await opened.enter_async_context(loop.client.watch("j"))
-        assert watch._following._by_frames, "it hears the tenant's frames"
+        assert watch._by_frames, "it hears the tenant's frames"
         await loop.say("j", *STORY)
-        await until(lambda: watch._following._pending, what="they are here before the result is awaited")
+        await until(lambda: watch._pending, what="they are here before the result is awaited")
         assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit"]
 
@@ -127,7 +127,7 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
 async def test_each_event_is_heard_once_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
-        expected = loop.client._wire._stories.feed._expected
+        expected = loop.client._wire._stories._expected
         assert list(expected) == ["j"]
         waiting = asyncio.create_task(job.result("20s"))
         await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
@@ -163,7 +163,7 @@ async def test_more_than_is_held_while_its_result_is_awaited_is_heard_without_a_
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.follow.feed.HELD_MAX", 1)
+        monkeypatch.setattr("moorage.client.follow.follower.HELD_MAX", 1)
         job = await loop.submit("j")
         waiting = asyncio.create_task(job.result("20s"))
         await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
@@ -197,7 +197,7 @@ async def test_a_wait_that_is_over_says_how_long_it_was(
         for silence_s in (60.0, 0.02):
             monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", silence_s)
             job = await loop.submit(f"j-{silence_s:.0f}")
-            loop.scheduler.will_show(shown(job.id, "QUEUED", STORY[0]))
+            loop.scheduler.will_show(shown(job.job, "QUEUED", STORY[0]))
             with pytest.raises(TimedOut, match=r"after 0\.2 s; it goes on"):
                 await job.result(0.2)
             assert loop.verbs() == ["submit", "show"][: 1 if silence_s == 60.0 else 2]
@@ -234,7 +234,7 @@ async def test_more_than_is_held_of_one_job_is_asked_for(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.follow.feed.HELD_MAX", 2)
+        monkeypatch.setattr("moorage.client.follow.follower.HELD_MAX", 2)
         job = await loop.submit("j")
         for each in STORY:
             await loop.say("j", each)
@@ -280,7 +280,7 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
 
 async def test_of_a_handle_that_is_dropped_nothing_is_kept(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
-        kept = loop.client._wire._stories.feed._expected
+        kept = loop.client._wire._stories._expected
         job: Job | None = await loop.submit("j")
         assert list(kept) == ["j"]
         assert job is not None
@@ -291,9 +291,9 @@ async def test_of_a_handle_that_is_dropped_nothing_is_kept(nats_url: str, unique
 async def test_who_awaits_no_more_results_hears_the_tenant_no_more(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 1.0)
+    monkeypatch.setattr("moorage.client.follow.follower.LINGER_S", 1.0)
     async with standing(nats_url, unique) as loop:
-        feed = loop.client._wire._stories.feed
+        feed = loop.client._wire._stories
         assert feed._subscription is not None
         job = await loop.submit("j")
         await until(lambda: feed._subscription is None, what="it is gone")
@@ -306,9 +306,9 @@ async def test_where_nearly_all_is_of_others_it_is_not_heard(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        feed, scheduler = loop.client._wire._stories.feed, loop.scheduler
-        monkeypatch.setattr("moorage.client.follow.feed.OTHERS_FREE", 10)
-        monkeypatch.setattr("moorage.client.follow.feed.OTHERS_PER_OWN", 2)
+        feed, scheduler = loop.client._wire._stories, loop.scheduler
+        monkeypatch.setattr("moorage.client.follow.follower.OTHERS_FREE", 10)
+        monkeypatch.setattr("moorage.client.follow.follower.OTHERS_PER_OWN", 2)
         await scheduler.say_to_tenant(*(scheduler.event(f"o{number}", "QUEUED", change(1)) for number in range(40)))
         await until(lambda: feed._subscription is None, what="it is heard no more")
         for number in range(2):
@@ -356,8 +356,8 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 for number in range(3):
                     assert (await loop.result(f"j{number}")).state == "SUCCEEDED"
                     assert loop.verbs() == ["submit", "show"]
-                assert client._wire._stories.feed.is_refused
-                running = asyncio.create_task(client.run(["x"], key="j2", driver="noop", wait="20s"))
+                assert client._wire._stories.is_refused
+                running = asyncio.create_task(client.run(["x"], job="j2", driver="noop", wait="20s"))
                 await until(lambda: loop.verbs() == ["submit"], what="it is submitted")
                 await scheduler.say("j2", "SUCCEEDED", *STORY)
                 assert (await running).state == "SUCCEEDED"
@@ -365,7 +365,7 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 scheduler.will("submit", Accepted("r", 9, "QUEUED"))
                 scheduler.will_show(shown("r", "SUCCEEDED", *STORY))
                 scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in NO_OUTPUT))
-                assert (await client.run(["x"], key="r", driver="noop", wait="20s")).state == "SUCCEEDED"
+                assert (await client.run(["x"], job="r", driver="noop", wait="20s")).state == "SUCCEEDED"
                 assert loop.verbs()[:2] == ["submit", "show"]
     finally:
         await server.stop()

@@ -150,31 +150,31 @@ def test_parts_that_are_none_are_told(parts: dict[str, Any]) -> None:
 
 
 def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
-    """Whatever was asked for before: other fields, the same ones changed in place, keys, and what is refused."""
+    """Whatever was asked for before: other fields, the same ones changed in place, ids, and what is refused."""
     chance, requests = random.Random(7), RequestBuilder()
     env: dict[str, Any] = {"SEED": "1"}
     choices: dict[str, list[Any]] = {
         "what": [["x"], ("y", 1), ("y", 1.0), ["y", b"b"], [], {"run": {"argv": ["z"]}}, "text", ["nul\0"]],
         "gpu": [None, 1, 2, "2xH100:80G", "3x2xA100", GpuSpec(count=4), "?", 0],
-        "key": [None, None, "k", "no.id", 7],
+        "job": [None, None, "k", "no.id", 7],
         "fields": [{}, {"env": env}, {"retries": 2}, {"retries": 2.5}, {"priority": 101}, {"driver": "noop"}],
     }
     built = 0
     for _ in range(4000):
         env["SEED"] = chance.choice(["1", "2"])
-        what, gpu, key, fields = (chance.choice(values) for values in choices.values())
+        what, gpu, job, fields = (chance.choice(values) for values in choices.values())
         try:
-            expected: Any = build_request(what, gpu, key, fields)
+            expected: Any = build_request(what, gpu, job, fields)
         except Rejected as refused:
             expected = refused.code
         try:
             found: Any
-            found, body = requests.encoded(what, gpu, key, fields)
+            found, body = requests.encoded(what, gpu, job, fields)
             assert body == encode(found)
             built += 1
         except Rejected as refused:
             found = refused.code  # of two faults either may be told first
-        if key is None and isinstance(expected, Request):
+        if job is None and isinstance(expected, Request):
             expected = msgspec.structs.replace(expected, job=found.job)
             assert is_job(str(found.job))
         assert found == expected

@@ -110,12 +110,12 @@ async def test_a_result_that_is_kept_no_longer_is_said_to_be_so(
             assert (await job.result("30s")).value["input"] == 1
             nothing = await moorage.submit_handler("nothing")
             await nothing.result("30s")
-            assert (await moorage.job(job.id).result("60s")).value["input"] == 1
+            assert (await moorage.job(job.job).result("60s")).value["input"] == 1
             await JetStream(moorage._wire.link).purge(stream)
-            with pytest.raises(NoOutput, match=f"the result of job {job.id} is no longer kept") as gone:
-                await moorage.job(job.id).result("60s")
-            assert (gone.value.code, gone.value.job) == ("not-kept", job.id)
-            assert (await moorage.job(nothing.id).result("60s")).value is None, (
+            with pytest.raises(NoOutput, match=f"the result of job {job.job} is no longer kept") as gone:
+                await moorage.job(job.job).result("60s")
+            assert (gone.value.code, gone.value.job) == ("not-kept", job.job)
+            assert (await moorage.job(nothing.job).result("60s")).value is None, (
                 "that returned nothing, and lacks nothing"
             )
 
@@ -153,7 +153,7 @@ async def test_a_caller_of_many_functions_asks_for_no_small_result(
             for size in (5_000, 50_000):  # not sent to all: read
                 assert len((await (await moorage.submit_handler("large", size)).result("30s")).value) == size
             assert (len(asked), subscribed) == (2, [])
-            assert not moorage._wire._stories.feed.results, "what was taken is let go"
+            assert not moorage._wire._stories.results, "what was taken is let go"
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ async def test_a_service_that_is_killed_between_result_and_report_leaves_no_resu
             result = await job.result("150s")
             assert result.value == {"input": 1, "how": "second"}
             assert [change.state for change in result.changes].count("SUCCEEDED") == 1
-            assert (await moorage.job(job.id).result("60s")).value == result.value
+            assert (await moorage.job(job.job).result("60s")).value == result.value
 
 
 @pytest.mark.slow

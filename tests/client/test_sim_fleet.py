@@ -32,8 +32,8 @@ from moorage.client import (
     Submitted,
     TimedOut,
 )
-from moorage.client.follow.captured import TAIL_LINES
-from moorage.client.follow.listening import FLEET_FRAMES_MAX
+from moorage.client.fleet import FLEET_FRAMES_MAX
+from moorage.client.output import TAIL_LINES
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
@@ -95,7 +95,7 @@ async def test_a_gang_that_succeeded_ended_with_0() -> None:
         job = await moorage.submit(["torchrun"], gpu=gpu, replicas=2)
         assert ((await job.result()).code, (await job.show()).code) == (0, 0)
         assert (await moorage.run(["torchrun"], gpu=gpu, replicas=2)).code == 0
-        assert [each.code for each in await moorage.wait([moorage.job(job.id)])] == [0]
+        assert [each.code for each in await moorage.wait([moorage.job(job.job)])] == [0]
 
 
 @in_virtual_time
@@ -105,7 +105,7 @@ async def test_its_output_is_there_for_whoever_asks_later() -> None:
         job = await moorage.submit(["python", "train.py"], gpu=1)
         with pytest.raises(JobFailed):
             await job.result()
-        again = moorage.job(job.id)
+        again = moorage.job(job.job)
         assert [piece.text async for piece in again.logs()] == ["one\ntwo\n", "trouble\n"]
         assert [piece.text async for piece in again.logs(tail=1, follow=False)] == ["two\n", "trouble\n"]
         with pytest.raises(JobFailed) as failed:
@@ -120,8 +120,8 @@ def test_warnings_of_a_submit_are_logged(caplog: pytest.LogCaptureFixture) -> No
             one = await moorage.submit(["x"], gpu="1xA100")
             (of_batch,) = await moorage.submit_many([["x"]], gpu="1xA100")
             with pytest.raises(TimedOut):
-                await moorage.run(["x"], gpu="1xA100", key="runs", wait="1s")
-            return [one.id, of_batch.id, "runs"]
+                await moorage.run(["x"], gpu="1xA100", job="runs", wait="1s")
+            return [one.job, of_batch.job, "runs"]
 
     names = SimulatedClock().run(scene())
     told = [record.getMessage() for record in caplog.records if record.name == "moorage.client"]
@@ -131,7 +131,7 @@ def test_warnings_of_a_submit_are_logged(caplog: pytest.LogCaptureFixture) -> No
 @in_virtual_time
 async def test_a_notebook_shows_a_job_and_a_client() -> None:
     async with AsyncClient(transport=SimFleet("2xH100"), tenant="vision") as moorage:
-        job = await moorage.submit(["x"], gpu="1xH100", key="a")
+        job = await moorage.submit(["x"], gpu="1xH100", job="a")
         shown = job._repr_html_()
         assert all(f"<td>{each}</td>" in shown for each in ("vision", "QUEUED", "1xH100"))
         assert "<caption>Job a</caption>" in shown
@@ -183,7 +183,7 @@ async def test_jobs_that_left_memory_are_told_whole_also_by_the_next_scheduler()
         for job, result in zip([*jobs, many], results, strict=True):
             shown = await until(lambda job=job: _compacted(job), what="out of memory")
             assert (shown.state, shown.code, shown.changes[-1].rev) == ("SUCCEEDED", 0, shown.rev)
-            changes = [change async for event in moorage.job(job.id).events() for change in event.changes]
+            changes = [change async for event in moorage.job(job.job).events() for change in event.changes]
             assert [change.rev for change in changes] == list(range(1, shown.rev + 1))
             known = {change.rev: change for change in changes}
             assert all(known[change.rev] == change for change in result.changes)
@@ -256,28 +256,28 @@ async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> 
         raise AssertionError
 
     async with AsyncClient(transport=SimFleet("1xH100", script=hang)) as moorage:
-        first = await moorage.submit(["x"], key="first")
+        first = await moorage.submit(["x"], job="first")
         await until_state(moorage.job("first"), "RUNNING")
         await first.cancel("enough")
         with pytest.raises(JobFailed) as cancelled:
             await first.result()
         assert cancelled.value.state == "CANCELLED"
         with pytest.raises(JobFailed) as late:
-            await moorage.run(["x"], key="second", limit=30.0)
+            await moorage.run(["x"], job="second", limit=30.0)
         assert late.value.state == "TIMED_OUT"
         assert late.value.why == "job second ran out of time: an attempt ran for 30 s, its time limit (timeout_s)"
         assert late.value.fixes == ("allow more: --time-limit, in a request timeout_s", "moorage show second")
         with pytest.raises(JobFailed, match="over ran out of time: it was not over 45 s after its acceptance") as over:
-            await moorage.run(["x"], key="over", deadline_s=45.0)  # and not that it was ended
+            await moorage.run(["x"], job="over", deadline_s=45.0)  # and not that it was ended
         assert over.value.fixes[0] == "allow more: --deadline, in a request deadline_s"
         with pytest.raises(JobFailed, match=r"an attempt ran for 30 s, its time limit \(timeout_s\)"):
             await moorage.job("second").result()  # of a job that another client submitted
-        held = await moorage.submit(["x"], "1xH100", key="holds")
+        held = await moorage.submit(["x"], "1xH100", job="holds")
         with pytest.raises(JobFailed, match="it had not started 20 s after its acceptance") as expired:
-            await (await moorage.submit(["x"], "1xH100", key="never", start_within_s=20.0)).result()
+            await (await moorage.submit(["x"], "1xH100", job="never", start_within_s=20.0)).result()
         assert expired.value.fixes[0] == "allow more: --start-within, in a request start_within_s"
         await held.cancel()
-        await moorage.submit(["x"], key="third")
+        await moorage.submit(["x"], job="third")
         await until_state(moorage.job("third"), "RUNNING")
     assert ended == ["first", "second", "over", "holds", "third"]  # the last with the fleet
 
@@ -397,8 +397,8 @@ async def test_in_real_time_it_is_there_at_once_and_leaves_nothing() -> None:
     threshold, frozen, threads = gc.get_threshold(), gc.get_freeze_count(), threading.active_count()
     fleet = SimFleet("2x8xH100")
     async with fleet, AsyncClient(transport=fleet, tenant="a") as one, AsyncClient(transport=fleet, tenant="b") as two:
-        await one.submit(["x"], key="same")
-        await two.submit(["y"], key="same")
+        await one.submit(["x"], job="same")
+        await two.submit(["y"], job="same")
         assert [len((await client.ls()).jobs) for client in (one, two)] == [1, 1]
     assert len(asyncio.all_tasks()) == 1
     assert (gc.get_threshold(), threading.active_count()) == (threshold, threads)
@@ -468,7 +468,7 @@ async def test_handlers_of_ones_own_are_called_and_their_results_come_back() -> 
         told: list[Progress] = []
         job = await moorage.submit_handler("transcode", "a.mp4", gpu="1xL40S")
         result = await job.result(on_progress=told.append)
-        assert result.value == {"clip": "a.mp4", "gpu": result.changes[1].gpus[0], "job": job.id}
+        assert result.value == {"clip": "a.mp4", "gpu": result.changes[1].gpus[0], "job": job.job}
         assert told == [Progress(0.5, "half")]
         with pytest.raises(JobFailed, match="ValueError: no clip"):
             await (await moorage.submit_handler("transcode", gpu=1)).result()
@@ -539,11 +539,11 @@ async def test_the_steps_of_a_job_are_types_for_match() -> None:
 async def test_gathered_jobs_succeed_together_or_raise_the_first_failure() -> None:
     async with AsyncClient(transport=SimFleet("2x8xH100", script=lambda task: Ran(int(task.argv[0])))) as moorage:
         jobs = await moorage.submit_many([["0"]] * 5, gpu=1)
-        assert [result.job for result in await moorage.gather(*jobs, wait="60s")] == [job.id for job in jobs]
+        assert [result.job for result in await moorage.gather(*jobs, wait="60s")] == [job.job for job in jobs]
         good, bad = await moorage.submit_many([["0"], ["3"]], gpu=1)
         with pytest.raises(JobFailed) as failed:
             await moorage.gather(good, bad, good)
-        assert (failed.value.job, failed.value.exit_code) == (bad.id, 3)
+        assert (failed.value.job, failed.value.exit_code) == (bad.job, 3)
 
 
 @in_virtual_time

@@ -46,21 +46,21 @@ async def sleep_until(clock_s: float) -> None:
 
 async def waits_in_the_queue(moorage: AsyncClient, fleet: SimFleet) -> None:
     for n, gpus in enumerate((2, 1, 2, 1)):
-        await moorage.submit(["400"], gpu=gpus, key=f"j{n}", priority=10 * n)
+        await moorage.submit(["400"], gpu=gpus, job=f"j{n}", priority=10 * n)
     await sleep_until(500)
-    await moorage.submit(["1"], gpu=1, key="late", priority=99)
+    await moorage.submit(["1"], gpu=1, job="late", priority=99)
 
 
 async def runs_out_of_time(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["5000"], gpu=1, key="deadline", deadline_s=333.0)
-    await moorage.submit(["5000"], gpu=1, key="limit", limit=777.0)
-    await moorage.submit(["1"], gpu=2, key="too-late", start_within_s=555.0)
-    await moorage.submit(["1"], gpu=2, key="in-time", start_within_s=900.0)
+    await moorage.submit(["5000"], gpu=1, job="deadline", deadline_s=333.0)
+    await moorage.submit(["5000"], gpu=1, job="limit", limit=777.0)
+    await moorage.submit(["1"], gpu=2, job="too-late", start_within_s=555.0)
+    await moorage.submit(["1"], gpu=2, job="in-time", start_within_s=900.0)
 
 
 async def loses_a_worker(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["900"], gpu=2, key="both")
-    await moorage.submit(["900"], gpu=2, key="other")
+    await moorage.submit(["900"], gpu=2, job="both")
+    await moorage.submit(["900"], gpu=2, job="other")
     await sleep_until(400)
     await fleet.kill_worker("sim-0000")
     await sleep_until(700)
@@ -68,19 +68,19 @@ async def loses_a_worker(moorage: AsyncClient, fleet: SimFleet) -> None:
 
 
 async def tries_again(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["100", "4"], gpu=1, key="third", retries=5)
-    await moorage.submit(["1", "9"], gpu=1, key="never", retries=3)
+    await moorage.submit(["100", "4"], gpu=1, job="third", retries=5)
+    await moorage.submit(["1", "9"], gpu=1, job="never", retries=3)
 
 
 async def holds_hosts_back(moorage: AsyncClient, fleet: SimFleet) -> None:
     """A gang waits for all hosts; jobs with time limits go past it while they surely end before, others do not."""
     for n, seconds in enumerate((600, 900)):
-        await moorage.submit([str(seconds)], gpu=2, key=f"long{n}", limit=float(seconds + 10))
-    await moorage.submit(["50"], gpu=GpuSpec(count=2, scheduling="gang"), replicas=2, key="gang")
+        await moorage.submit([str(seconds)], gpu=2, job=f"long{n}", limit=float(seconds + 10))
+    await moorage.submit(["50"], gpu=GpuSpec(count=2, scheduling="gang"), replicas=2, job="gang")
     for n in range(8):
         await sleep_until(100 + 100 * n)
-        await moorage.submit(["30"], gpu=1, key=f"short{n}", limit=40.0)
-        await moorage.submit(["30"], gpu=1, key=f"unlimited{n}")
+        await moorage.submit(["30"], gpu=1, job=f"short{n}", limit=40.0)
+        await moorage.submit(["30"], gpu=1, job=f"unlimited{n}")
 
 
 async def takes_turns(moorage: AsyncClient, fleet: SimFleet) -> None:
@@ -89,25 +89,25 @@ async def takes_turns(moorage: AsyncClient, fleet: SimFleet) -> None:
     for n in range(8):
         for tenant in "ab":
             async with AsyncClient(transport=fleet, tenant=tenant) as other:
-                await other.submit(["100"], gpu=1, key=f"{tenant}{n}")
+                await other.submit(["100"], gpu=1, job=f"{tenant}{n}")
 
 
 async def calls_functions(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit_handler("paint", 500, key="paint")
-    await moorage.submit_handler("paint", 5_000, key="limit", limit=600.0)
-    await moorage.submit(["sleep", "700"], driver="noop", key="noop")
+    await moorage.submit_handler("paint", 500, job="paint")
+    await moorage.submit_handler("paint", 5_000, job="limit", limit=600.0)
+    await moorage.submit(["sleep", "700"], driver="noop", job="noop")
 
 
 async def moves_to_another_leader(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["500"], gpu=2, key="runs")
-    await moorage.submit(["500"], gpu=2, key="runs-too")
-    await moorage.submit(["500"], gpu=2, key="waits")
+    await moorage.submit(["500"], gpu=2, job="runs")
+    await moorage.submit(["500"], gpu=2, job="runs-too")
+    await moorage.submit(["500"], gpu=2, job="waits")
     await sleep_until(300)
     await fleet.kill_scheduler()
 
 
 async def is_cut_off(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["500"], gpu=2, key="runs")
+    await moorage.submit(["500"], gpu=2, job="runs")
     await until_state(moorage.job("runs"), "RUNNING")
     await sleep_until(200)
     fleet.cut_off("sim-0000")
@@ -116,23 +116,23 @@ async def is_cut_off(moorage: AsyncClient, fleet: SimFleet) -> None:
 
 
 async def is_drained(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["500"], gpu=2, key="one")
-    await moorage.submit(["500"], gpu=2, key="other")
+    await moorage.submit(["500"], gpu=2, job="one")
+    await moorage.submit(["500"], gpu=2, job="other")
     await sleep_until(100)
     await moorage.fleet.drain("sim-0000", begin=100.0, within=150.0, last=400.0)
 
 
 async def ages(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["500"], gpu=2, key="runs")
-    await moorage.submit(["100"], gpu=2, key="old", priority=1)
+    await moorage.submit(["500"], gpu=2, job="runs")
+    await moorage.submit(["100"], gpu=2, job="old", priority=1)
     await sleep_until(400)
-    await moorage.submit(["100"], gpu=2, key="young", priority=5)
+    await moorage.submit(["100"], gpu=2, job="young", priority=5)
 
 
 async def preempts(moorage: AsyncClient, fleet: SimFleet) -> None:
-    await moorage.submit(["500"], gpu=2, key="cheap", priority=1)
+    await moorage.submit(["500"], gpu=2, job="cheap", priority=1)
     await sleep_until(20)
-    await moorage.submit(["100"], gpu=2, key="dear", priority=90)
+    await moorage.submit(["100"], gpu=2, job="dear", priority=90)
 
 
 #: each with its fleet, and by how many ms the times may differ
@@ -317,7 +317,7 @@ def test_neither_side_counts_what_was_skipped_as_silence() -> None:
 
     async def scene() -> None:
         async with AsyncClient(transport=SimFleet("2x1xH100", script=by_words, handlers=HANDLERS)) as moorage:
-            await moorage.submit(["4000"], gpu=1, key="runs")
+            await moorage.submit(["4000"], gpu=1, job="runs")
             for _ in range(3):
                 await asyncio.sleep(3600)
                 fleet = await moorage.fleet.show()

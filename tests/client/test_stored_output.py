@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import codecs
 import random
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
 
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.run import tell_missing
+from moorage.client import AsyncClient
+from moorage.client import output as capturing
 from moorage.client.errors import NoOutput, Overloaded
-from moorage.client.follow import captured as capturing
-from moorage.client.follow.budget import SPARE_BYTES, Budget
-from moorage.client.follow.captured import Captured
-from moorage.client.follow.follower import Following
-from moorage.client.follow.output import Joiner, Piece, Reads
+from moorage.client.follow.follower import Budget, Stories
 from moorage.client.follow.watch import Watch
+from moorage.client.output import SPARE_BYTES, Captured, Joiner, Piece
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
 from moorage.testing import SimulatedClock
@@ -41,7 +40,7 @@ class Keeping:
         self.behind = 0  # questions for what is behind that
         self.refusals: list[Exception] = []
 
-    async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if arguments["stream"] == "order":
             plain: dict[str, Any] = msgspec.to_builtins(LogPage(1, "order"))
             return plain
@@ -75,7 +74,7 @@ class Keeping:
 
 
 def joiner_on(source: Keeping, tail: int | None = None) -> Joiner:
-    return Joiner(cast(Reads, source), "j", tail)
+    return Joiner(source.read, "j", tail)
 
 
 def pieces_of(data: bytes, chance: random.Random) -> list[Piece]:
@@ -241,7 +240,7 @@ def test_what_an_attempt_lacks_is_no_news_once_a_later_one_is_heard() -> None:
 def test_run_warns_of_output_that_is_missing_and_logs_calls_it_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         source = Keeping(b"")
-        watch = Watch(cast(Following, SimpleNamespace(asks=source, story=SimpleNamespace(job="j"))))
+        watch = Watch(Stories(AsyncClient()._wire), "j")
         watch.joiner = joiner_on(source)
         source.refusals = [NoOutput(problem("not-kept", "the driver naps keeps no output")) for _ in range(2)]
         _ = [each async for each in watch.joiner.kept(0, 1)]
@@ -285,7 +284,7 @@ def test_a_tail_has_as_many_lines_as_asked_for_whatever_their_length(
     said: str, ends: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of long lines, and of many, the first guess holds too few; a bar that is drawn again and again is one."""
-    monkeypatch.setattr("moorage.client.follow.output.LOG_PAGE_BYTES_MAX", 64)
+    monkeypatch.setattr("moorage.client.output.LOG_PAGE_BYTES_MAX", 64)
     line = said.encode(errors="surrogateescape")
     lines = [b"%d %b" % (at, line) for at in range(40)]
     data = b"\n".join(lines) + ends
@@ -313,7 +312,7 @@ class Both:
             runs[-1] += len(data)
         self.data["order"] = b"".join(run.to_bytes(4, "little") for run in runs[:told])
 
-    async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(arguments, LogsAsked)
         ask = ReadLog("s", "acme", "j", 0, 1, 7, "process", asked.stream, asked.offset, min(asked.limit, 37))
         built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(page_of(self.data[asked.stream], ask, True)))
@@ -327,7 +326,7 @@ def test_both_streams_come_in_the_order_in_which_they_arrived(seed: int) -> None
     told = chance.choice([0, 3, 1000])
 
     async def scenario() -> list[Piece]:
-        return [piece async for piece in Joiner(cast(Reads, Both(parts, told)), "j").kept(0, 1)]
+        return [piece async for piece in Joiner(Both(parts, told).read, "j").kept(0, 1)]
 
     pieces = asyncio.run(scenario())
     for stream in ("out", "err"):

@@ -105,7 +105,7 @@ def client() -> Iterator[Client]:
 def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
     result = client.run(["train"], gpu="2xH100")
     assert result.stdout.startswith("train on SIM-")
-    job = client.submit(["exit", "0"], gpu=1, key="one")
+    job = client.submit(["exit", "0"], gpu=1, job="one")
     states = [change.state for event in job.events("10s") for change in event.changes]
     assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
     assert job.result().state == "SUCCEEDED"
@@ -115,7 +115,7 @@ def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
     assert failed.value.exit_code == 7
     assert next(row.job for row in client.ls(["SUCCEEDED"]).jobs) == "one"
     assert {row.state for row in client.fleet.show().workers} == {"up"}
-    assert client.fleet.drain("sim-0001")["worker"] == "sim-0001"
+    assert client.fleet.drain("sim-0001").worker == "sim-0001"
     with pytest.raises(NotFound):
         client.job("nobody").show()
     with pytest.raises(Rejected):
@@ -124,7 +124,7 @@ def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
 
 def test_many_are_waited_for_by_their_own_handles(client: Client) -> None:
     jobs = client.submit_many([["exit", str(code)] for code in (0, 3, 0)], gpu=1)
-    assert {job.id for job in client.as_completed(jobs, "10s")} == {job.id for job in jobs}
+    assert {job.job for job in client.as_completed(jobs, "10s")} == {job.job for job in jobs}
     assert [result.code for result in client.wait(jobs)] == [0, 3, 0]
     with pytest.raises(BatchRejected) as refused:
         client.submit_many([{"job": "a", "run": {"argv": ["x"]}}, {"job": "a", "run": {"argv": ["y"]}}])
@@ -133,7 +133,7 @@ def test_many_are_waited_for_by_their_own_handles(client: Client) -> None:
 
 def test_a_watch_hears_all_of_a_job_that_comes_later(client: Client) -> None:
     with client.watch("later", output=True) as watch:
-        client.submit(["loud"], key="later")
+        client.submit(["loud"], job="later")
         items = list(watch)
     assert [type(item) for item in items].count(Event) >= 1
     assert "".join(getattr(item, "text", "") for item in items).startswith("loud on")
@@ -143,7 +143,7 @@ def test_a_watch_hears_all_of_a_job_that_comes_later(client: Client) -> None:
 def test_an_iterator_that_is_left_early_lets_go_of_its_subscription(client: Client) -> None:
     job = client.submit(["hang"], driver="noop")
     for event in job.events("10s"):
-        assert event.job == job.id
+        assert event.job == job.job
         break
     assert not client._twin._wire._stories.followers
     job.cancel("enough")
@@ -423,7 +423,7 @@ def test_nothing_of_a_client_goes_to_another_process_and_its_errors_do(client: C
         assert type(there) is type(error)
         assert (str(there), there.problem, there.fixes) == (str(error), error.problem, error.fixes)
     failed, *_, batch, _ = [pickle.loads(pickle.dumps(error)) for error in errors]
-    assert (failed.exit_code, failed.result.job) == (3, job.id)
+    assert (failed.exit_code, failed.result.job) == (3, job.job)
     assert [type(each) for each in batch.jobs] == [str, type(None)]
 
 

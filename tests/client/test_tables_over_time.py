@@ -77,7 +77,7 @@ async def test_a_client_remembers_no_job_that_it_is_done_with(
 
     async def use(client: AsyncClient, jobs: int) -> None:
         for at in range(jobs):
-            job = await client.submit(["sh", "-c", f"echo {at}"], key=f"{unique}-{jobs}-{at}", gpu=None)
+            job = await client.submit(["sh", "-c", f"echo {at}"], job=f"{unique}-{jobs}-{at}", gpu=None)
             assert (await job.result("60s")).state == "SUCCEEDED"
             assert "".join([piece.text async for piece in job.logs(follow=False)]) == f"{at}\n"
             await job.show()

@@ -14,9 +14,8 @@ from moorage.cli.jobs.progress import Progress
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
 from moorage.client.follow import follower
 from moorage.client.follow.follower import CROWD
-from moorage.client.follow.follower import Following as Follows
-from moorage.client.follow.output import Piece
 from moorage.client.follow.watch import Watch
+from moorage.client.output import Piece
 from moorage.client.request_builder import build_request
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
@@ -134,7 +133,7 @@ async def test_a_restored_ledger_knows_less_and_is_followed_to_its_end(nats_url:
     async with follow(nats_url, unique, Answer("show", 7, before), restored) as (scheduler, following):
         scheduler.will("history", problem("history-gone", "no"))
         await following.revisions()
-        following.watch._following.refresh()
+        following.watch._refresh()
         assert await following.revisions() == ("QUEUED", [])
         await scheduler.say("j", "FAILED", change(2, "FAILED"))
         assert await following.revisions() == ("FAILED", [2])
@@ -304,7 +303,7 @@ async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_
             subject = scheduler.subjects.log(unique, "j", 0)
             await scheduler.say_raw(subject, encode(Output(1, "out", 0, "hello", end=True, next=5)))
             await scheduler.say_raw(subject, encode(Output(1, "err", 0, "", end=True)))
-            await until(lambda: len(watch._following._pending) == 3, what="all is heard")
+            await until(lambda: len(watch._pending) == 3, what="all is heard")
             items = [item async for item in watch.follow(90)]
         assert [each.rev for item in items if isinstance(item, Event) for each in item.changes] == [1, 2, 3]
         assert [item.text for item in items if not isinstance(item, Event) and item.text] == ["hello"]
@@ -314,8 +313,8 @@ async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_
 async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, unique: str) -> None:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         for events in ("job", "tenant"):
-            request = client.request(["x"], key="j", fields={"driver": "noop", "events": events})
-            async with Watch(Follows(client._wire._stories, "j", to_submit=request)) as watch:
+            request = client.request(["x"], job="j", fields={"driver": "noop", "events": events})
+            async with Watch(client._wire._stories, "j", to_submit=request) as watch:
                 following = Following(watch, client)
                 story = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
                 for changes in story:
@@ -328,8 +327,8 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
                 await following.ends()
         assert scheduler.asked == []
         scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
-        again = client.request(["x"], key="j")
-        async with Watch(Follows(client._wire._stories, "j", to_submit=again)) as watch:
+        again = client.request(["x"], job="j")
+        async with Watch(client._wire._stories, "j", to_submit=again) as watch:
             following = Following(watch, client)
             await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
             assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
@@ -385,7 +384,7 @@ async def test_the_last_of_a_crowd_hears_the_tenant_no_more(nats_url: str, uniqu
     async with AsyncClient(nats_url, tenant=unique) as client, contextlib.AsyncExitStack() as opened:
         for _ in range(CROWD):
             await opened.enter_async_context(client.watch("other"))
-        feed = client._wire._stories.feed
+        feed = client._wire._stories
         for _ in range(2):  # again after the last has left
             async with client.watch("j"), client.watch("k"):
                 assert feed._subscription is not None
@@ -396,10 +395,10 @@ async def test_what_is_run_has_no_subject_of_its_own_unless_it_says_so(nats_url:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will("submit", Accepted("j", 9, "QUEUED"))
         running = [
-            asyncio.create_task(client.run(["x"], key=f"j{number}", driver="noop", wait="20s"))
+            asyncio.create_task(client.run(["x"], job=f"j{number}", driver="noop", wait="20s"))
             for number in range(CROWD)
         ]
-        chosen = asyncio.create_task(client.run(["x"], key="chosen", driver="noop", wait="20s", events="job"))
+        chosen = asyncio.create_task(client.run(["x"], job="chosen", driver="noop", wait="20s", events="job"))
         await until(lambda: len(scheduler.asked) == CROWD + 1, what="all are submitted")
         said = {request["job"]: request.get("events", "job") for _, request in scheduler.asked}
         assert said == {**dict.fromkeys((f"j{number}" for number in range(CROWD)), "tenant"), "chosen": "job"}
@@ -428,7 +427,7 @@ async def test_the_end_of_the_output_is_waited_for_where_the_driver_tells_that_i
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1), **OWN, **can))
         for _ in range(2):  # the second time the driver is known
-            async with Watch(Follows(client._wire._stories, "j", to_submit=submitted), output=True) as watch:
+            async with Watch(client._wire._stories, "j", to_submit=submitted, output=True) as watch:
                 following = Following(watch, client)
                 await scheduler.say("j", "RUNNING", change(1))
                 assert await following.revisions() == ("RUNNING", [1])

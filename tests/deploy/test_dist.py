@@ -1,29 +1,29 @@
-"""What `make dist` makes, and a fleet that runs from its wheel alone: an empty home, an empty environment."""
+"""What `make dist` makes, a fleet that runs from its wheel alone, and one from a fresh clone: with an empty home."""
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import subprocess
-import sys
 import tarfile
+import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from moorage.schemas.release import RELEASE
+from tests.deploy.machines import ROOT, Machine, installed
+from tests.docs.markdown import page
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = {
     "moorage/worker/supervisor/launcher.bin",
     "moorage/worker/drivers/container/entry.bin",
     "moorage/worker/sharing/limiter/limiter.bin",
 }
-COMMAND_S_MAX: Final = 300.0
+#: from `git clone` to a fleet on the screen
+FLEET_S_MAX: Final = 120.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.downloads]
 
@@ -57,62 +57,36 @@ def test_the_wheels_have_the_same_files_but_for_the_compiled_programs(published:
     assert {name.partition("/")[0] for name in names} & {"tests", "bench", "docs", "deploy", ".venv"} == set()
 
 
-class Machine:
-    """An empty machine, as far as a folder can be one: its own home, environment of Python and working folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.home = folder
-        self.env = {"HOME": str(folder), "PATH": f"{folder}/venv/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
-        self.run(sys.executable, "-m", "venv", str(folder / "venv"))
-
-    def run(self, *command: str) -> str:
-        """Run a command to its end; it must end well. Returns what it wrote to its output."""
-        done = subprocess.run(
-            command, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def install(self, *requirements: str) -> None:
-        pip = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
-        done = subprocess.run(
-            [f"{self.home}/venv/bin/pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), *requirements],
-            env={**self.env, **pip}, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-
-    @contextmanager
-    def up(self, *flags: str) -> Iterator[None]:
-        """`moorage up` in the home, until the block ends."""
-        process = subprocess.Popen(
-            [f"{self.home}/venv/bin/moorage", "up", *flags],
-            env=self.env, cwd=self.home, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        with process:
-            try:
-                assert process.stderr is not None
-                assert any(line.startswith("Ctrl-C ends") for line in process.stderr), "it is up"
-                yield
-            finally:
-                process.terminate()
-                process.communicate(timeout=60)
-
-
 def test_from_the_wheel_alone_a_fleet_runs_and_jobs_start_by_the_compiled_launcher(
     published: Path, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path)
-    wheel = the(published, "*-manylinux*.whl")
-    machine.install(f"{wheel}[server]")
-    with machine.up("--simulate", "2x8xH100"):
+    machine = installed(tmp_path, f"{the(published, '*-manylinux*.whl')}[server]")
+    with machine.up("venv/bin/moorage", "up", "--simulate", "2x8xH100"):
         assert machine.run("moorage", "run", "--gpu", "2xH100", "--", "echo", "two GPUs").startswith("two GPUs")
         doctor = machine.run("moorage", "doctor")
-    [launcher] = [line for line in doctor.splitlines() if " launcher " in f" {line} "]
+    [launcher] = [line for line in doctor.splitlines() if " launcher " in f" {line} ".replace("\t", " ")]
     assert launcher.split()[0] == "ok", doctor
 
 
 def test_the_sdist_installs_where_there_is_no_compiler(published: Path, tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.env["CC"] = "/nowhere/cc"
-    machine.install(str(the(published, "*.tar.gz")))
+    machine = installed(tmp_path, str(the(published, "*.tar.gz")), CC="/nowhere/cc")
     assert machine.run("moorage", "--version").split()[-1] == RELEASE
+
+
+def test_from_a_clone_to_a_fleet_on_the_screen_by_the_readmes_two_commands(tmp_path: Path) -> None:
+    """With an empty home. The README says how long it took."""
+    install, up = [block.body for block in page(ROOT / "README.md").blocks if block.kind == "sh"][:2]
+    begins = time.monotonic()
+    cloned = subprocess.run(
+        ["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], capture_output=True, text=True, check=False
+    )
+    if cloned.returncode:
+        pytest.skip(f"this is no clone: {cloned.stderr}")
+    machine = Machine(tmp_path / "clone", tmp_path / "home", ".venv")
+    machine.run("bash", "-c", install)
+    with machine.up(f"{machine.here}/.venv/bin/moorage", *shlex.split(up)[1:]):
+        shown = machine.run("moorage", "fleet").splitlines()
+        took_s = time.monotonic() - begins
+    assert [line.split()[:3] for line in shown[1:]] == [[f"sim-000{at}", "sim", "up"] for at in range(4)]
+    print(f"from a clone to a fleet: {took_s:.1f} s")
+    assert took_s < FLEET_S_MAX

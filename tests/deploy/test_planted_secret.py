@@ -70,7 +70,7 @@ async def test_a_planted_secret_is_in_the_jobs_environment_and_nowhere_else() ->
         proof = made.folder / "proof"
         script = f'printf %s "$TOKEN" | wc -c > {proof}; echo "a secret of ${{#TOKEN}} characters"; sleep 600; true'
         job = await acme.submit(
-            {"run": {"argv": ["sh", "-c", script], "env": {"TOKEN": {"secret": "token"}}}}, key="keeper", gpu="1xT4"
+            {"run": {"argv": ["sh", "-c", script], "env": {"TOKEN": {"secret": "token"}}}}, job="keeper", gpu="1xT4"
         )
         await until(
             lambda: proof.exists() and proof.read_text().strip() == str(len(SECRET)), ANSWER_S, "the job's proof"
@@ -82,7 +82,7 @@ async def test_a_planted_secret_is_in_the_jobs_environment_and_nowhere_else() ->
             assert b"MOORAGE_JOB=keeper" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         # one that fails for its sake, one that is killed, what is told of all of them
         broken = {"argv": ["/no/such/program"], "env": {"TOKEN": {"secret": "token"}}}
-        failed = await acme.submit({"run": broken, "gpu": {}}, key="broken")
+        failed = await acme.submit({"run": broken, "gpu": {}}, job="broken")
         assert (await acme.wait([failed]))[0].state == "FAILED"
         for told in (job, failed):
             assert not holds_it(str(await told.show()).encode())

@@ -142,26 +142,26 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str, monkeypatc
         observer = await open_ones.enter_async_context(await made.site.connect("observer.graf"))
         connection = await open_ones.enter_async_context(await made.site.connect("submitter.acme"))
         await observer.subscribe(SUBJECTS.fleet_frame, fleet.append)
-        job = await acme.submit(["sh", "-c", "echo said by $MOORAGE_TENANT"], key="train-1", gpu="1xT4")
+        job = await acme.submit(["sh", "-c", "echo said by $MOORAGE_TENANT"], job="train-1", gpu="1xT4")
         lines: list[object] = []
         async for chunk in job.logs():
             lines.append(chunk)
         assert (await job.result()).state == "SUCCEEDED"
         assert "said by acme" in str(lines)
         # an operator reads, holds and releases what a tenant has
-        waiting = await acme.submit(["true"], key="big", gpu="2xT4", replicas=1, priority=1)
+        waiting = await acme.submit(["true"], job="big", gpu="2xT4", replicas=1, priority=1)
         await waiting.result()
-        held = await acme.submit(["true"], key="held", gpu="1xMI250")
+        held = await acme.submit(["true"], job="held", gpu="1xMI250")
         monkeypatch.setenv("LOGNAME", "mallory")  # what a client says of itself
-        hold = (await ana.admin.hold(held.id, why="test")).hold
+        hold = (await ana.admin.hold(held.job, why="test")).hold
         assert hold is not None
         assert (hold.by, hold.said) == ("operator:ana", "mallory")
-        assert (await ana.job(held.id).show()).state == "QUEUED"
+        assert (await ana.job(held.job).show()).state == "QUEUED"
         assert [row.tenant for row in await ana.admin.tenants()] == ["acme"]
         assert (await ana.fleet.show()).workers[0].worker == "w1"
         # and may not hand in, nor may a tenant be operator or another tenant
         with pytest.raises(NotPermitted):
-            await ana.submit(["true"], key="not-mine")
+            await ana.submit(["true"], job="not-mine")
         for asked in (acme.fleet.show(), acme.admin.drop(1), acme.admin.hold("held"), acme.fleet.audit()):
             with pytest.raises(NotPermitted):
                 await asked
@@ -241,8 +241,8 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
         made.client("operator.ana") as ana,
         contextlib.AsyncExitStack() as open_ones,
     ):
-        await acme.submit(["true"], key="known", gpu="1xMI250")
-        await beta.submit(["true"], key="known", gpu="1xMI250")
+        await acme.submit(["true"], job="known", gpu="1xMI250")
+        await beta.submit(["true"], job="known", gpu="1xMI250")
         heard: list[tuple[str, Delivery]] = []
         for account in ("MOORAGE", "MOORAGE_LEDGER"):
             witness = await open_ones.enter_async_context(await made.site.witness(account))
@@ -309,7 +309,7 @@ async def test_a_job_is_of_the_tenant_of_its_subject_whatever_its_body_says() ->
             answer = await ask(connection, SUBJECTS.api("acme", "submit"), body)
             assert (answer["kind"], answer["code"], answer["field"]) == ("error", "invalid-argument", "$.tenant")
             for verb in ("show", "ls", "history", "explain"):
-                await beta.submit(["true"], key="betas", gpu="1xMI250")
+                await beta.submit(["true"], job="betas", gpu="1xMI250")
                 answer = await ask(connection, SUBJECTS.api("acme", verb), {"job": "betas", "tenant": "beta"})
                 assert "betas" not in str(answer.get("data", "")), (verb, answer)
             answer = await ask(connection, SUBJECTS.api("acme", "cancel"), {"job": "betas", "tenant": "beta"})

@@ -23,7 +23,7 @@ from tests.waiting import until
 async def test_a_key_is_changed_by_deleting_its_file_and_its_thief_is_cut_off(tmp_path: Path) -> None:
     async with everybody() as made, made.client("submitter.acme") as acme:
         site = made.site
-        job = await acme.submit(["sleep", "600"], gpu="1xT4", key="kept")
+        job = await acme.submit(["sleep", "600"], gpu="1xT4", job="kept")
 
         async def runs() -> bool:
             return bool((await job.show()).state == "RUNNING")

@@ -19,9 +19,9 @@ NOT_RUN: Final = {
     "docs/how-to/follow-a-job-from-go.md": 1,
     "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/keep-jobs-to-their-share.md": 1,  # a file that is not one of settings
-    "docs/how-to/run-a-gang-with-torchrun.md": 1,
-    "docs/how-to/run-as-a-service.md": 3,  # the installation, a user of the system, an image of a registry
-    "docs/how-to/run-in-kubernetes.md": 2,  # a cluster
+    "docs/how-to/run-a-gang-with-torchrun.md": 2,
+    "docs/how-to/run-as-a-service.md": 4,  # the installation, a user of the system, images of a registry
+    "docs/how-to/run-in-kubernetes.md": 3,  # a cluster
     "docs/how-to/run-virtual-machines.md": 1,  # the installation
     "docs/index.md": 4,  # the installation, and the first steps of the pages that it leads to
     "docs/tutorial/first-worker.md": 4,  # a GPU, a server and an account of the reader's own

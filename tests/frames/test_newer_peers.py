@@ -51,7 +51,7 @@ async def test_the_sdk_follows_and_is_refused(nats_url: str, unique: str, monkey
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will("submit", Accepted("j", 7, "QUEUED"), problem("conflict", "other content"))
         scheduler.will_show(first)
-        job = await client.submit(["true"], key="j")
+        job = await client.submit(["true"], job="j")
         states = []
         async with client.watch("j") as watch:
             async for event in watch.follow(20):
@@ -59,6 +59,6 @@ async def test_the_sdk_follows_and_is_refused(nats_url: str, unique: str, monkey
                 states.append(event.state)
                 if len(states) == 1:
                     await scheduler.say("j", "SUCCEEDED", change(2), change(3, "SUCCEEDED", code=0))
-        assert (job.id, states) == ("j", ["QUEUED", "SUCCEEDED"])
+        assert (job.job, states) == ("j", ["QUEUED", "SUCCEEDED"])
         with pytest.raises(Conflict):
-            await client.submit(["false"], key="j")
+            await client.submit(["false"], job="j")

@@ -5,16 +5,28 @@ from __future__ import annotations
 import csv
 import subprocess
 
-import pytest
+
+class NoGpu(Exception):
+    """This host has no NVIDIA GPU that nvidia-smi lists."""
 
 
-def asked_of_nvidia_smi(query: str) -> list[list[str]]:
-    """The fields of `query` of each device, in its order; skips the test where there is no GPU."""
+def fields_of(query: str) -> list[list[str]]:
+    """The fields of `query` of each device, in its order. Raises NoGpu."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
-        pytest.skip("no GPU: nvidia-smi is not here")
+        raise NoGpu("nvidia-smi is not here") from None
     if answer.returncode:
-        pytest.skip(f"no GPU: nvidia-smi says {answer.stdout.strip() or answer.stderr.strip()}")
+        raise NoGpu(f"nvidia-smi says {answer.stdout.strip() or answer.stderr.strip()}")
     return [[field.strip() for field in row] for row in csv.reader(answer.stdout.splitlines())]
+
+
+def asked_of_nvidia_smi(query: str) -> list[list[str]]:
+    """As `fields_of`; skips the test where there is no GPU."""
+    import pytest
+
+    try:
+        return fields_of(query)
+    except NoGpu as no:
+        pytest.skip(f"no GPU: {no}")

@@ -131,7 +131,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
         says="sim-0000 has",
     ),
     "an unknown model": submitted(
-        "no-match", 1, job(gpu={"model": "H10O"}, on_no_match="reject"), "the fleet has NVIDIA H100"
+        "failed-precondition", 1, job(gpu={"model": "H10O"}, on_no_match="reject"), "the fleet has NVIDIA H100"
     ),
 }  # fmt: skip
 
@@ -396,7 +396,7 @@ async def test_many_are_sent_in_as_many_frames_as_it_takes(table: Table, unique:
     assert len(msgspec.json.encode(many)) > 1024 * 1024
     async with table.client() as client:
         jobs = await client.submit_many(many)
-    assert [one.id for one in jobs] == [one["job"] for one in many]
+    assert [one.job for one in jobs] == [one["job"] for one in many]
     ran = await moorage(
         "submit", "-f", "-", env={"NATS_URL": table.server.url, "MOORAGE_TENANT": TENANT},
         stdin=msgspec.json.encode(many).decode(),

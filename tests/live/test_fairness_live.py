@@ -98,12 +98,12 @@ async def test_the_biggest_gang_starts_when_what_ran_has_ended(nats_server: Serv
             gang = await big.submit({"replicas": 2, "gpu": gpu, "run": {"argv": ["true"]}})
             await big.wait([gang], "200s")
             told = await decisions(made)
-            asked = next(row["time_ms"] for row in told if row["job"] == gang.id and row["state"] == "ACCEPTED")
-            began = max(row["time_ms"] for row in told if row["job"] == gang.id and row["state"] == "PLACED")
+            asked = next(row["time_ms"] for row in told if row["job"] == gang.job and row["state"] == "ACCEPTED")
+            began = max(row["time_ms"] for row in told if row["job"] == gang.job and row["state"] == "PLACED")
             reserved = asked + int(PATIENCE_S * 1000) + 1_000  # hosts are looked for once a second
-            longest = max(0, *(end - reserved for start, end in runs(told, gang.id) if start <= reserved))
+            longest = max(0, *(end - reserved for start, end in runs(told, gang.job) if start <= reserved))
             assert began - reserved <= 1.2 * longest + 5_000, (began - reserved, longest)
-            assert len(runs(told, gang.id)) < len(stream), "the stream had not ended"
+            assert len(runs(told, gang.job)) < len(stream), "the stream had not ended"
             print(f"the gang waited {began - asked} ms; what ran at {reserved - asked} ms ended {longest} ms later")
 
 

@@ -143,21 +143,21 @@ async def test_the_command_reads_ledger_and_backup(tmp_path: Path) -> None:
         async with AsyncClient(node.url, tenant="acme") as client:
             job = await client.submit(["true"], gpu="2xH100")
             await client.wait([job], "90s")
-        ran = await node.run("replay", "--job", f"acme/{job.id}")
+        ran = await node.run("replay", "--job", f"acme/{job.job}")
         assert ran.code == 0, ran.err
         assert [row[3] for row in ran.rows] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
         placed = ran.rows[1]
         assert "2 workers known" in placed[-1]
         shown = await node.run("replay", "--at", placed[0], "--json")
         frames = [json.loads(line) for line in shown.out.splitlines()]
-        assert {(frame["job"], frame["state"]) for frame in frames} >= {(job.id, "PLACED")}
+        assert {(frame["job"], frame["state"]) for frame in frames} >= {(job.job, "PLACED")}
         beyond = await node.run("replay", "--at", "99999999")
         assert (beyond.code, "there is no record 99999999" in beyond.err) == (1, True), beyond.err
         none = await node.run("replay", "--job", "nosuch")
         assert (none.code, "nothing about job nosuch is in the" in none.err) == (3, True), none.err
         gone = await unread("replay", env=node.env())
         assert (gone.code, gone.err) == (EXIT_PIPE_CLOSED, "")
-        await _of_a_backup(node, tmp_path, job.id, placed[0])
+        await _of_a_backup(node, tmp_path, job.job, placed[0])
 
 
 async def _of_a_backup(node: Node, folder: Path, job: str, seq: str) -> None:

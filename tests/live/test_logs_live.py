@@ -15,7 +15,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, JobFailed, NoOutput, NotFound
-from moorage.client.follow.output import Piece
+from moorage.client.output import Piece
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import CODES
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, ReadLog
@@ -143,7 +143,7 @@ async def test_what_is_lost_on_the_way_is_asked_for(nats_server: EmbeddedServer,
         await made.scheduler()
         await made.agent("w", "4xH100", worker="w1", stream_output=False)
         await one.workers_up("w1")
-        result = await client.run(["sh", "-c", "seq 1 50000; head -c 100000 /dev/zero >&2"], key="quiet")
+        result = await client.run(["sh", "-c", "seq 1 50000; head -c 100000 /dev/zero >&2"], job="quiet")
         assert result.stdout == "".join(f"{number}\n" for number in range(1, 50001))
         assert result.stderr == "\0" * 100_000
         assert result.lost_bytes == 0

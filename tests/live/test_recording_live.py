@@ -40,7 +40,7 @@ async def test_decisions_of_a_real_leader_come_out_byte_for_byte(
     assert len(found) > 20
     assert {one.state.epoch for one in found} == {1, 2}
     assert all(one.same for one in found)
-    ran = await moorage("replay", str(path), "--job", f"acme/{gang.id}")
+    ran = await moorage("replay", str(path), "--job", f"acme/{gang.job}")
     assert ran.code == 0, ran.err
     assert len(ran.rows) == 3
     assert "byte for byte" in ran.err

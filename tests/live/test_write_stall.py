@@ -52,7 +52,7 @@ async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server:
                 assert scheduler.words().count("the ledger is full") == 1, "told once, and not at every try"
                 refused = msgspec.json.decode((await acme.nc.request(submit, _body("refused"), timeout=ANSWER_S)).data)
                 assert (refused["code"], refused["retry_after_s"]) == ("not-leading", 1.0)
-                asked = client.submit(["true"], key="meanwhile"), client.ls(), client.fleet.show()
+                asked = client.submit(["true"], job="meanwhile"), client.ls(), client.fleet.show()
                 for told in await asyncio.gather(*asked, return_exceptions=True):
                     assert isinstance(told, NoScheduler)
                     assert told.code == "not-leading"
@@ -63,7 +63,7 @@ async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server:
             # it has room again: what was refused is in no record, and the same request is taken
             assert (await acme.api("show", {"job": "refused"}))["code"] == "not-found"
             async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout=ANSWER_S) as patient:
-                assert (await patient.submit(["true"], key="meanwhile")).accepted is not None
+                assert (await patient.submit(["true"], job="meanwhile")).accepted is not None
             assert await acme.state("before") == "QUEUED"
 
 

@@ -41,6 +41,11 @@ struct array { size_t width, height; unsigned format, channels; };
     X(cuMemGetInfo_v2, "cuMemGetInfo", (size_t *, size_t *)) X(cuDeviceTotalMem_v2, "cuDeviceTotalMem", (size_t *, int)) \
     X(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", (void **, void *, u64)) \
     X(cuGraphLaunch, "cuGraphLaunch", (void *, void *)) \
+    X(cuGraphExecUpdate_v2, "cuGraphExecUpdate_v2", (void *, void *, void *)) \
+    X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *)) X(cuModuleUnload, "cuModuleUnload", (void *)) \
+    X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", (void **, int)) \
+    X(cuMemPoolCreate, "cuMemPoolCreate", (void **, const void *)) \
+    X(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", (void *, int, void *)) \
     X(cuLaunchKernel, "cuLaunchKernel", (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
                                          void *, void **, void **)) \
     X(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel", (void *, unsigned, unsigned, unsigned, unsigned, unsigned, \
@@ -148,7 +153,19 @@ static void one(const char *word) {
     else if (number_after(word, "managed", &n, &m)) KEEP(p_cuMemAllocManaged(&kept[count], n, 1));
     else if (number_after(word, "pitch", &n, &m)) KEEP(p_cuMemAllocPitch_v2(&kept[count], &a, n, m, 4));
     else if (number_after(word, "async", &n, &m)) KEEP(p_cuMemAllocAsync(&kept[count], n, NULL));
-    else if (number_after(word, "pool", &n, &m)) KEEP(p_cuMemAllocFromPoolAsync(&kept[count], n, NULL, NULL));
+    else if (number_after(word, "pool", &n, &m)) {
+        if (!m) p_cuDeviceGetDefaultMemPool(&p, 0);
+        else p_cuMemPoolCreate(&p, (int[16]){1, 0, 1, m});
+        KEEP(p_cuMemAllocFromPoolAsync(&kept[count], n, p, NULL));
+    } else if (number_after(word, "stream", &n, &m)) KEEP(p_cuMemAllocAsync(&kept[count], n, (void *)(256 + m)));
+    else if (number_after(word, "keeps", &n, &m)) {
+        p_cuDeviceGetDefaultMemPool(&p, n);
+        printf("%d\n", p_cuMemPoolSetAttribute(p, 4, &(u64){~0ull}));
+    } else if (number_after(word, "module", &n, &m)) {
+        char *text = calloc(1, n + 1);
+        KEEP(p_cuModuleLoadData((void **)&kept[count], memset(text, '/', n)));
+        free(text);
+    } else if (number_after(word, "unload", &n, &m)) printf("%d\n", p_cuModuleUnload((void *)kept[n]));
     else if (number_after(word, "array", &n, &m)) {
         KEEP(p_cuArrayCreate_v2((void **)&kept[count], &(struct array){n, m, 0x20, 1}));
     } else if (number_after(word, "old", &n, &m)) {
@@ -186,12 +203,13 @@ static void one(const char *word) {
         printf("%d\n", p_cuLaunchCooperativeKernel(NULL, 1, 1, 1, n, 1, 1, 0, NULL, NULL));
     } else if (number_after(word, "graph", &n, &m)) {
         p_cuGraphInstantiateWithFlags(&p, (void *)n, 0);
+        if (m) p_cuGraphExecUpdate_v2(p, (void *)m, NULL);
         printf("%d\n", p_cuGraphLaunch(p, NULL));
     } else if (number_after(word, "copy", &n, &m)) {
         printf("%d\n", p_cuMemcpyHtoD_v2(0, NULL, n) + p_cuMemcpyHtoDAsync_v2(0, NULL, n, NULL));
     } else if (number_after(word, "wide", &n, &m)) {
         int six = p_cuMemsetD2D8Async(1000000, 100000, 10, 1000, 100, (void *)1);
-        printf("%d %d\n", six, p_cuLibraryLoadData((void *)1, (void *)10, (void *)100, (void *)1000, 10000, (void *)2,
+        printf("%d %d\n", six, p_cuLibraryLoadData((void *)1, "code", (void *)100, (void *)1000, 10000, (void *)2,
                                                    (void *)20, 200));
     } else if (number_after(word, "synchronize", &n, &m)) {
         printf("%d\n", n == 0 ? p_cuStreamSynchronize(NULL) : n == 1 ? p_cuCtxSynchronize() : p_cuEventSynchronize(NULL));

@@ -4,7 +4,7 @@
    in the folder `away` while it is checkpointed. Its allocations wait meanwhile. A line `checkpoint-fail call=Lock
    code=N pid=P breaks=1` has a call fail (without pid: of any process), `checkpoint-hang call=Lock` never return.
 
-   The first context of a process on a device takes `context` MiB of it (a line `context mib=N`, else 300). What a
+   Pools, graphs and modules take of a device what kept.h says. The first context of a process on a device takes `context` MiB of it (a line `context mib=N`, else 300). What a
    process holds stands in a file of its own, from which the NVML beside this one reads it. */
 
 #include "state.h"
@@ -14,11 +14,12 @@
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201 };
 #define ALLOCATIONS_MAX 1024
+#define DEVICES DEVICES_MAX
 
 static char visible[DEVICES_MAX][128];
 static int visible_count, current = -1;
 static unsigned long long holds[DEVICES_MAX], sizes[ALLOCATIONS_MAX];
-static int homes[ALLOCATIONS_MAX], allocations;
+static int homes[ALLOCATIONS_MAX];
 
 static void add_visible(const char *state, const char *wanted) {
     int is_index = *wanted && strspn(wanted, "0123456789") == strlen(wanted);
@@ -120,23 +121,31 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 
 int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
     if (current < 0) return NO_CONTEXT;
-    if (allocations == ALLOCATIONS_MAX) return NO_MEMORY;
-    int code = take(current, bytes);
-    if (code) return code;
-    homes[allocations] = current;
-    sizes[allocations] = bytes;
-    *pointer = 0x1000 + allocations++;
+    int at = 0, code;
+    while (at < ALLOCATIONS_MAX && sizes[at]) at++;
+    if (at == ALLOCATIONS_MAX) return NO_MEMORY;
+    if ((code = take(current, bytes))) return code;
+    homes[at] = current;
+    sizes[at] = bytes;
+    *pointer = 0x1000 + 2 * at;
     return OK;
 }
 
-int cuMemFree_v2(unsigned long long pointer) {
-    long n = (long)pointer - 0x1000;
-    if (n < 0 || n >= allocations) return INVALID;
-    holds[homes[n]] -= sizes[n];
-    sizes[n] = 0;
-    tell(homes[n]);
+static int take_bytes(int device, unsigned long long bytes) { return take(device, bytes); }
+static void give_bytes(int device, unsigned long long bytes) {
+    holds[device] -= bytes;
+    tell(device);
+}
+static int free_other(unsigned long long pointer) {
+    long at = ((long)pointer - 0x1000) / 2;
+    if (at < 0 || at >= ALLOCATIONS_MAX) return INVALID;
+    give_bytes(homes[at], sizes[at]);
+    sizes[at] = 0;
     return OK;
 }
+#include "kept.h"
+
+int cuGraphLaunch(void *exec, void *stream) { (void)stream; return launch_graph(exec) ? NO_MEMORY : OK; }
 
 /* Each kernel has the device for as many microseconds as a line `kernel us=N` says, else for a thousand. What a process has
    had of it stands in a file of its own below `busy`. A launch waits while more than 20 ms of work are before it. */

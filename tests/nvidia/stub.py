@@ -35,7 +35,8 @@ def libraries() -> Path:
         pytest.skip("no C compiler (cc or gcc) to build the stub of NVIDIA's libraries")
     folder = Path(_KEPT.name)
     for library, source in _SOURCES.items():
-        name = f"-Wl,-soname,{library}"  # the loader takes it for the driver's, once it is loaded
+        # the loader takes it for the driver's, once it is loaded, and as there its functions call each other
+        name = f"-Wl,-Bsymbolic-functions,-soname,{library}"
         command = [
             compiler,
             "-O1",

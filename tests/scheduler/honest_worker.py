@@ -263,10 +263,15 @@ class Worker:
             self.no, self.flying = self.flying.no, None
 
     def load_frame(self, **sick: str) -> Load:
-        """`s0="ecc"` makes slot 0 sick; `f0="pid 7"` says that somebody outside holds it."""
+        """`s0="ecc"` makes slot 0 sick; `f0="pid 7"` says that a foreign process holds it; `w0="cdi: …"` warns."""
         self.loads += 1
         slots = [
-            SlotLoad(device.index, health=sick.get(f"s{slot}", "ok"), foreign=sick.get(f"f{slot}", ""))
+            SlotLoad(
+                device.index,
+                health=sick.get(f"s{slot}", "ok"),
+                foreign=sick.get(f"f{slot}", ""),
+                warning=sick.get(f"w{slot}", ""),
+            )
             for slot, device in enumerate(self.hello.gpu_pool)
         ]
         return Load(self.id, self.boot, self.loads, self.loads, gpu_pool=slots)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.client.errors import Rejected
 from moorage.client.request_builder import build_request
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.codec import decode_request
+from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.driver_config import BLOCKS, DEVICE_KEYS
 from moorage.schemas.errors import Refused
 from moorage.schemas.job import Request
@@ -196,8 +197,8 @@ def test_driver_config_may_stand_in_the_template() -> None:
     request = asked("docker", template={"driver_config": said}, gpu={})
     assert (request.device_ids, request.image, request.trouble) == ((CDI + "1",), "a:1", None)
     assert request.active_alone.driver_config == said
-    with pytest.raises(Refused, match="unknown field `image`"):
-        asked("docker", template={"image": "a:1"})
+    with pytest.raises(Refused, match="unknown field `resources`"):
+        asked("docker", template={"resources": {}})
     with pytest.raises(Refused, match="say the same"):
         asked("docker", {"image": "a:1"}, template={"driver_config": said})
 
@@ -209,6 +210,8 @@ def test_driver_config_may_stand_in_the_template() -> None:
         ({"device_ids": []}, ()),
         ({"device_ids": ["0", "1"], "count": 2}, ("0", "1")),
         ({"device_id": "GPU-a"}, ("GPU-a",)),
+        ({"device_id": ["0", "GPU-a"], "count": 2}, ("0", "GPU-a")),
+        ({"device_id": []}, ()),
     ],
 )
 def test_the_interim_form_lists_the_drivers_devices(gpu: dict[str, Any], ids: tuple[str, ...]) -> None:
@@ -225,6 +228,66 @@ def test_the_interim_form_is_checked_as_the_block() -> None:
     assert "say the same" in twice.message
     assert "twice" in trouble(resource_requirements={"gpu": {"count": 2, "device_ids": ["0", "0"]}}).message
     assert "count" in trouble(resource_requirements={"gpu": {"device_ids": ["0", "1"]}}).message
+
+
+def test_the_template_of_openshell_is_read_as_the_requests_own_fields() -> None:
+    """The shape of its release 0.1: `spec.template` and `spec.resource_requirements`."""
+    sent = {
+        "job": "sandbox",
+        "run": {"driver": "docker", "argv": ["x"], "env": {"A": "1"}},
+        "labels": {"team": "vision"},
+        "template": {
+            "image": "a:1",
+            "environment": {"B": "2"},
+            "labels": {"app": "sandbox"},
+            "driver_config": {"docker": {"cdi_devices": [CDI + "1"]}},
+        },
+        "resource_requirements": {"cpu": "500m", "memory": "2Gi", "gpu": {"count": 1}},
+    }
+    ours = {
+        "job": "sandbox",
+        "run": {"driver": "docker", "argv": ["x"], "env": {"A": "1", "B": "2"}, "image": "a:1"},
+        "labels": {"team": "vision", "app": "sandbox"},
+        "resources": {"cpu_milli": 500, "memory_mib": 2048},
+        "template": {"driver_config": {"docker": {"cdi_devices": [CDI + "1"]}}},
+        "resource_requirements": {"gpu": {"count": 1}},
+    }
+    theirs, own = (decode_request(msgspec.json.encode(each)) for each in (sent, ours))
+    assert theirs == own
+    assert (theirs.trouble, theirs.image, theirs.device_ids) == (None, "a:1", (CDI + "1",))
+    assert decode_request(encode(theirs)) == theirs, "it can be stored and read again"
+    for twice in (
+        {"run": {"argv": ["x"], "image": "b:1"}, "template": {"image": "a:1"}},
+        {"run": {"argv": ["x"], "env": {"A": "1"}}, "template": {"environment": {"A": "1"}}},
+        {"run": {"argv": ["x"]}, "labels": {"app": "a"}, "template": {"labels": {"app": "b"}}},
+        {"run": {"argv": ["x"]}, "resources": {"cpu_milli": 1}, "resource_requirements": {"cpu": "1"}},
+    ):
+        with pytest.raises(Refused, match=r"say the same|name the same key"):
+            decode_request(msgspec.json.encode(twice))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory", "kept"),
+    [
+        (2, 1 << 30, (2000, 1024)),
+        ("1.5", "1G", (1500, 954)),
+        ("250m", "100Mi", (250, 100)),
+        ("0.0001", "1", (1, 1)),
+        ("1k", "1.5Ti", (1_000_000, 1_572_864)),
+        (None, "1Gi", (0, 1024)),
+    ],
+)
+def test_quantities_are_cores_and_mebibytes(cpu: str | int | None, memory: str | int, kept: tuple[int, int]) -> None:
+    resources = asked(resource_requirements={"cpu": cpu, "memory": memory}).resources
+    assert resources is not None
+    assert (resources.cpu_milli, resources.memory_mib) == kept
+
+
+@pytest.mark.parametrize("amount", ["", "-1", "1 Gi", "two", "1e3", "1gi", "1.5.5", "9" * 19, -1])
+def test_what_is_no_quantity_is_refused(amount: object) -> None:
+    for field in ("cpu", "memory"):
+        with pytest.raises(Refused, match=rf"resource_requirements.{field} must be a quantity"):
+            asked(resource_requirements={field: amount})
 
 
 def test_the_image_is_one_word_and_the_block_goes_before_it() -> None:

@@ -4,6 +4,7 @@ No such driver is here, so a node that the kernel lets a process open is without
 gives EPERM.
 """
 
+import asyncio
 import errno
 import os
 import socket
@@ -22,6 +23,7 @@ from moorage.system.device_fence import (
     NodeRange,
     ProgramFences,
     fences_here,
+    is_refused,
     program,
 )
 
@@ -101,6 +103,22 @@ def test_only_the_nodes_in_the_ranges_are_refused(group: Group, nodes: Path) -> 
     assert opened(closed, nodes) == {
         "nvidia0": errno.ENXIO, "nvidia1": errno.EPERM, "nvidiactl": errno.ENXIO, "uvm": errno.EPERM, "null": 0,
     }  # fmt: skip
+    assert closed.remove()
+
+
+async def test_it_is_seen_that_a_process_may_not_open_a_node(group: Group, nodes: Path) -> None:
+    closed = close(group, NodeRange(195, 1, 1))
+    inside = await asyncio.create_subprocess_exec("/bin/sleep", "600")
+    try:
+        Path(closed.path, "cgroup.procs").write_text(str(inside.pid))
+        names = ("nvidia0", "nvidia1", "null", "gone")
+        seen = {name: await is_refused(inside.pid, str(nodes / name)) for name in names}
+        assert seen == {"nvidia0": False, "nvidia1": True, "null": False, "gone": False}
+        assert not await is_refused(os.getpid(), str(nodes / "nvidia1")), "another group opens it"
+    finally:
+        inside.kill()
+        await inside.wait()
+    assert not await is_refused(inside.pid, str(nodes / "nvidia1")), "nothing is said of a process that is gone"
     assert closed.remove()
 
 

@@ -171,7 +171,7 @@ def test_no_host_path_or_secret_in_the_tree() -> None:
 
 def test_pins_are_names_and_versions_alone() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
-        assert re.fullmatch(r"[a-z0-9-]+==[\w.]+( ;.*)?", line), line
+        assert re.fullmatch(r"[a-z0-9-]+==(\d+!)?[\w.]+( ;.*)?", line), line
 
 
 def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:

@@ -11,6 +11,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage run --gpu 3x2xA100 --gang -- sh -c 'echo $RANK of $WORLD_SIZE'",
     ),
     "logs": ("moorage logs train-42", "moorage logs last"),
+    "use": ("moorage use train-42", "moorage use last --watch"),
     "get": ("moorage get train-42", "moorage get last out/model.pt --out model"),
     "wait": (
         "moorage wait train-42",

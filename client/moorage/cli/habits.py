@@ -10,6 +10,7 @@ _SAID_FOR: Final = {
     "show": "describe inspect info",
     "ls": "squeue qstat sacct queue ps jobs list status",
     "logs": "tail output attach",
+    "use": "utilization utilisation nvtop sstat stats",
     "events": "follow history",
     "explain": "why pending reason",
     "plan": "whatif what-if estimate eta",

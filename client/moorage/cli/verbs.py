@@ -43,6 +43,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("show", "moorage.cli.jobs.show_ls_cancel:show", "Show jobs: request, state, all state changes."),
         Verb("ls", "moorage.cli.jobs.show_ls_cancel:ls", "Your jobs, newest first."),
         Verb("logs", "moorage.cli.jobs.run:logs", "Follow a job's output until it has ended."),
+        Verb("use", "moorage.cli.jobs.use:use", "What a running job uses of its GPUs, over ten minutes."),
         Verb("get", "moorage.cli.jobs.get:get", "Fetch the files that a job kept."),
         Verb("events", "moorage.cli.jobs.wait:events", "State changes as they happen, of a job or of the tenant."),
         Verb("explain", "moorage.cli.jobs.explain:explain", "Why a job waits, or what an error code means."),
@@ -54,7 +55,6 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("drain", "moorage.cli.fleet.worker_acts:drain", "Empty a worker: nothing new, and its jobs end or leave."),
         Verb("cordon", "moorage.cli.fleet.worker_acts:cordon", "Place nothing new on a worker; its jobs go on."),
         Verb("uncordon", "moorage.cli.fleet.worker_acts:uncordon", "Undo drain or cordon."),
-        Verb("audit", "moorage.cli.fleet.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb(
             "admin hold", "moorage.cli.fleet.admin:hold", "Keep waiting jobs, or a tenant's whole queue, from starting."
         ),
@@ -99,6 +99,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("doctor", "moorage.cli.doctor.verb:doctor", "Check server, permissions, leader and this host."),
     ),
     LOOKUP: (
+        Verb("audit", "moorage.cli.fleet.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb("metrics", "moorage.cli.fleet.metrics:metrics", "Metrics for Prometheus: printed once, or served."),
         Verb("usage", "moorage.cli.fleet.usage:usage", "GPU time of a tenant or of all, by model and hour."),
         Verb("dlq list", "moorage.cli.fleet.dlq:list_letters", "Queued requests that were refused, and why."),

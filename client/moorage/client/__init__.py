@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.answers import (
+        Audit,
+        Cancelled,
+        Drift,
         Explanation,
         Fits,
         FleetInfo,
@@ -38,13 +41,13 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
-    from moorage.client.follow.output import Piece
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
     from moorage.client.job import Job
     from moorage.client.lease import Lease
+    from moorage.client.output import Piece
     from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step, Submitted
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
@@ -56,13 +59,16 @@ __all__ = [
     "Accepted",
     "AskedBack",
     "AsyncClient",
+    "Audit",
     "BadContext",
     "BatchRejected",
+    "Cancelled",
     "Change",
     "Claimed",
     "Client",
     "ClientError",
     "Conflict",
+    "Drift",
     "Ended",
     "Ending",
     "Event",
@@ -112,6 +118,9 @@ __all__ = [
 
 _HOME: Final = {
     "moorage.client.answers": (
+        "Audit",
+        "Cancelled",
+        "Drift",
         "Explanation",
         "Fits",
         "FleetInfo",
@@ -140,7 +149,7 @@ _HOME: Final = {
         "Unreachable",
     ),
     "moorage.client.handlers": ("Progress",),
-    "moorage.client.follow.output": ("Piece",),
+    "moorage.client.output": ("Piece",),
     "moorage.client.follow.story": ("Result",),
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),

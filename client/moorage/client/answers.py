@@ -1,6 +1,6 @@
-"""What the scheduler answers to `show`, `ls`, `explain` and `fleet`, as structs.
+"""What the scheduler answers to `show`, `ls`, `explain`, `fleet`, `audit` and `cancel`, as structs.
 
-Each has in `data` the whole answer as on the wire, with what no field here names.
+The first four have in `data` the whole answer as on the wire, with what no field here names.
 """
 
 from __future__ import annotations
@@ -155,6 +155,48 @@ class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
     live_jobs: int = 0
     finished_kept: int = 0
     data: dict[str, Any] = {}
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference that an audit found. `kind` is one of those that `moorage audit` explains, `member` the attempt or
+    the device. Of a device there is also its uuid (`gpu`), its `slot`, and the process that uses it: its `pid`, its
+    `name`, and its memory in MiB."""
+
+    worker: str
+    kind: str
+    member: str = ""
+    gpu: str = ""
+    slot: int = -1
+    pid: int = 0
+    name: str = ""
+    memory_mib: int = 0
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger and the workers say of one another. `drift` is empty if they agree; `left_out` further
+    differences on devices are not in it. `workers`, `members` and `leases` (GPUs) were compared. `looked` workers have
+    checked their devices, those in `not_looked` have not."""
+
+    drift: list[Drift] = []
+    workers: int = 0
+    members: int = 0
+    leases: int = 0
+    looked: int = 0
+    not_looked: list[str] = []
+    left_out: int = 0
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a cancel: whether the job is `cancelled` by it, and the state that it `was` in.
+
+    `cancelled` is false if the job had ended or was being cancelled. `was` is UNKNOWN for an id that is not known: the
+    cancel is remembered for `remembered_s` seconds, and a later submit with that id is cancelled at once.
+    """
+
+    job: str
+    cancelled: bool
+    was: str
+    remembered_s: float = 0.0
 
 
 T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import tenacity
 
@@ -31,8 +31,6 @@ decode_batch: Final[Decoder[list[Accepted | Problem] | Problem]] = Decoder(
     list[Accepted | Problem] | Problem, from_leader=True
 )
 decode_answer: Final[Decoder[Answer | Problem]] = Decoder(Answer | Problem, from_leader=True)
-_decode_frame: Final[Decoder[dict[str, Any]]] = Decoder(dict[str, Any])
-_decode_problem: Final[Decoder[Problem]] = Decoder(Problem)
 
 
 def decode_act(answer: bytes) -> Done | Problem:
@@ -40,12 +38,6 @@ def decode_act(answer: bytes) -> Done | Problem:
     from moorage.schemas.operate import decode_done
 
     return decode_done(answer)
-
-
-def decode_flag(answer: bytes) -> dict[str, Any] | Problem:
-    """Return the answer to drain, cordon or uncordon as it came: `{"kind": "done", …}`; or the problem."""
-    frame = _decode_frame(answer)
-    return _decode_problem(answer) if frame.get("kind") == "error" else frame
 
 
 class Asker(Protocol):

@@ -143,12 +143,12 @@ class AsyncClient:
     # ------------------------------------------------------------------------------------------------------- jobs
 
     async def submit(
-        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
+        self, what: What, gpu: GpuSpec | str | int | None = None, job: str | None = None, **fields: Unpack[Fields]
     ) -> Job:
         """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger.
 
-        `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit with the same
-        key and the same content returns the same job. Without a key the client makes an id that sorts by time, and
+        `gpu` is a token such as `2xH100:80G`, a count or a spec. `job` is the job's id: a second submit with the same
+        id and the same content returns the same job. Without one the client makes an id that sorts by time, and
         retries of this call keep that id. `files` are files and folders for the job's folder; see `send_files`. For
         argv, and for a mapping without `events`, `events` defaults to `tenant`: the job's events go to the tenant's
         subject only, until a client follows the job. A `Request` keeps its own `events`. Raises `Rejected`
@@ -158,8 +158,8 @@ class AsyncClient:
             fields["files"] = await self.send_files(fields["files"])
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
-        job, request, body = self._requests.prepared(what, gpu, key, fields)
-        story = None if self._wire._following is None else self._wire._following.feed.expect(job)
+        id, request, body = self._requests.prepared(what, gpu, job, fields)
+        story = None if self._wire._following is None else self._wire._following.expect(id)
         accepted = await self._wire._request(self._wire._submit_subject, body, decode_accepted)
         self._log_warnings(accepted)
         return _job_class()(self._wire, accepted.job, accepted, request, story)
@@ -169,7 +169,7 @@ class AsyncClient:
         name: str,
         input: Any = None,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         **fields: Unpack[Fields],
     ) -> Job:
         """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`).
@@ -182,7 +182,7 @@ class AsyncClient:
         from moorage.client.handlers import handler_request
 
         fields.setdefault("events", "tenant")
-        request = handler_request(name, input, gpu, key, fields)
+        request = handler_request(name, input, gpu, job, fields)
         story = self._wire._expect(request.job)
         accepted = await self._wire._ask("submit", encode(request), decode_accepted)
         self._log_warnings(accepted)
@@ -192,7 +192,7 @@ class AsyncClient:
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         wait: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
@@ -210,15 +210,15 @@ class AsyncClient:
             fields["files"] = await self.send_files(fields["files"])
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         stories = self._wire._stories
-        await stories.feed.linger()
-        if (stories.feed.lingers or (stories.is_crowded and not stories.feed.is_refused)) and not _says_events(what):
+        await stories.linger()
+        if (stories.lingers or (stories.is_crowded and not stories.is_refused)) and not _says_events(what):
             fields.setdefault("events", "tenant")
-        job, request, body = self._requests.prepared(what, gpu, key, fields)
+        id, request, body = self._requests.prepared(what, gpu, job, fields)
 
         async def submit() -> None:
             self._log_warnings(await self._wire._ask("submit", body, decode_accepted))
 
-        return await _run()(stories, job, request, submit, timeout_s)
+        return await _run()(stories, id, request, submit, timeout_s)
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -297,31 +297,31 @@ class AsyncClient:
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """Return a checked request with its job id; nothing is sent. Raises `Rejected`.
 
         Unlike `submit`, it sends no files: `files` must be an address. `events` keeps the request's default, `job`.
         """
-        return RequestBuilder().build(what, gpu, key, fields)  # a new builder: `Client` calls this in any thread
+        return RequestBuilder().build(what, gpu, job, fields)  # a new builder: `Client` calls this in any thread
 
-    def job(self, id: str) -> Job:
+    def job(self, job: str) -> Job:
         """Return a handle on the job with this id; the scheduler is not asked. Raises `Rejected` for an invalid id."""
-        if not is_job(id):
+        if not is_job(job):
             raise rejected(
                 "invalid-argument",
-                f"{id[:80]!r} is not a valid job id",
+                f"{job[:80]!r} is not a valid job id",
                 field="$.job",
-                found=id,
+                found=job,
                 allowed=JOB.pattern,
                 next="moorage ls",
             )
-        return _job_class()(self._wire, id)
+        return _job_class()(self._wire, job)
 
     def watch(
         self,
-        id: str,
+        job: str,
         *,
         output: bool = False,
         past: bool = False,
@@ -336,11 +336,10 @@ class AsyncClient:
         pieces without text: what the worker does before the start (`note`), and the addresses of a container's ports
         (`ports`). Notes may be lost. Raises `Rejected` for an invalid id.
         """
-        from moorage.client.follow.follower import Following
         from moorage.client.follow.watch import Watch
 
-        following = Following(self._wire._stories, self.job(id).id)
-        return Watch(following, output=output, past=past, tail=tail, replica=replica, notes=notes)
+        stories = self._wire._stories
+        return Watch(stories, self.job(job).job, output=output, past=past, tail=tail, replica=replica, notes=notes)
 
     async def as_completed(self, jobs: Iterable[Job], wait: Duration | None = None) -> AsyncIterator[Job]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
@@ -349,7 +348,8 @@ class AsyncClient:
         `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`, and `Rejected` for a job of
         another tenant.
         """
-        from moorage.client.follow.follower import Gathering, handles
+        from moorage.client.follow.watch import Gathering
+        from moorage.client.job import handles
 
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         async with Gathering(self._wire._stories, self._own(handles(jobs, _job_class()))) as gathering:
@@ -362,7 +362,7 @@ class AsyncClient:
             if job.tenant != self.tenant:
                 raise rejected(
                     "invalid-argument",
-                    f"job {job.id} belongs to tenant {job.tenant}, and this client to tenant {self.tenant}",
+                    f"job {job.job} belongs to tenant {job.tenant}, and this client to tenant {self.tenant}",
                     found=job.tenant,
                     allowed=self.tenant,
                     next="wait for the jobs of each tenant with a client of that tenant",
@@ -377,8 +377,8 @@ class AsyncClient:
         """
         results: dict[str, Result] = {}
         async for job in self.as_completed(jobs, wait):
-            results[job.id] = await job.result()
-        return [results[job.id] for job in jobs]
+            results[job.job] = await job.result()
+        return [results[job.job] for job in jobs]
 
     async def wait(self, jobs: Iterable[Job], wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have ended. Return all results in the order given.
@@ -386,14 +386,14 @@ class AsyncClient:
         A failed job has a result too. The results lack the return values of handlers; `Job.result` reads these.
         `wait` defaults to the client's. Raises what `as_completed` raises.
         """
-        from moorage.client.follow.follower import handles
+        from moorage.client.job import handles
 
         wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}
         async for job in self.as_completed(wanted, wait):
             assert job.known_result is not None
-            results[job.id] = job.known_result
-        return [results[job.id] for job in wanted]
+            results[job.job] = job.known_result
+        return [results[job.job] for job in wanted]
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield every transition of the tenant's jobs from now on, without end.
@@ -401,11 +401,13 @@ class AsyncClient:
         Events may be lost while the connection is down, or if more than 256 MiB wait for the readers of this
         client. A gap shows in the job's `rev`; `show` has the whole history. Raises `NotPermitted`.
         """
-        from moorage.client.follow.listening import tenant_events
+        from moorage.client.follow.follower import decode_events
 
-        async with contextlib.aclosing(tenant_events(self._wire._stories)) as events:
-            async for event in events:
-                yield event
+        subject = self._wire.subjects.events(self.tenant)
+        async with contextlib.aclosing(self._wire._stories.frames(subject, decode_events, None)) as frames:
+            async for frame in frames:
+                for event in frame.jobs:
+                    yield event
 
     async def plan(
         self,

@@ -190,8 +190,8 @@ class Connected:
         return self._following
 
     def _expect(self, job: str | None) -> Story | None:
-        """Return `Feed.expect` of this job; None if this client follows no job yet, or if `job` is None."""
-        return None if self._following is None or job is None else self._following.feed.expect(job)
+        """Return `Stories.expect` of this job; None if this client follows no job yet, or if `job` is None."""
+        return None if self._following is None or job is None else self._following.expect(job)
 
     def _on_error(self, error: BusError) -> None:
         if isinstance(error, NotAuthorized):  # at a reconnect: the user's key was changed or revoked

@@ -112,7 +112,7 @@ class BatchRejected(Rejected):
 
     def __reduce__(self) -> tuple[Any, ...]:
         make, how, state = super().__reduce__()
-        return make, how, {**state, "jobs": [getattr(job, "id", job) for job in self.jobs]}
+        return make, how, {**state, "jobs": [getattr(job, "job", job) for job in self.jobs]}
 
 
 class NotFound(ClientError):

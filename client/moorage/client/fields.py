@@ -30,7 +30,7 @@ class _RunFields(TypedDict, total=False):
 
 
 class Fields(_RunFields, total=False):
-    """The keyword arguments of `submit` beside `what`, `gpu` and `key`: fields of a request and of its `run`, as on the
+    """The keyword arguments of `submit` beside `what`, `gpu` and `job`: fields of a request and of its `run`, as on the
     wire. Only `limit` has another name there: it is `timeout_s` of `run`, how long an attempt may run."""
 
     replicas: int

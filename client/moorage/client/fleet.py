@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
-from moorage.client.asking import decode_flag
+import msgspec
+
+from moorage.client.asking import decode_act
 from moorage.client.connected import data_of
 from moorage.client.durations import Duration
 from moorage.client.login import who
-from moorage.schemas.codec import encode
+from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import FleetFrame
 
 if TYPE_CHECKING:
-    from moorage.client.answers import FleetInfo
+    from moorage.client.answers import Audit, FleetInfo
     from moorage.client.connected import Connected
+    from moorage.schemas.operate import Done
+
+#: the newest frames that wait for a slow reader of `Fleet.frames`
+FLEET_FRAMES_MAX: Final = 16
+
+_decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
 class Fleet:
@@ -37,13 +45,15 @@ class Fleet:
 
         return told(FleetInfo, data_of(await self._client.operate("fleet")))
 
-    async def audit(self) -> dict[str, Any]:
+    async def audit(self) -> Audit:
         """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.
 
-        A difference counts as drift only if two audits, several renewals apart, both show it. `not_looked` names the
-        workers that did not check their devices within 2.5 s.
+        A difference counts as drift only if two audits, several renewals apart, both show it. Workers have 2.5 s to
+        check their devices.
         """
-        return data_of(await self._client.operate("audit"))
+        from moorage.client.answers import Audit
+
+        return msgspec.convert(data_of(await self._client.operate("audit")), Audit)
 
     async def drain(
         self,
@@ -53,42 +63,42 @@ class Fleet:
         begin: Duration | None = None,
         last: Duration | None = None,
         why: str = "",
-    ) -> dict[str, Any]:
+    ) -> Done:
         """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`.
 
         With `within`, the running jobs get their checkpoint signal, are ended within that time, and start again
         elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty. `last`
         is the duration after which the worker opens again on its own. The drain is in the ledger; `uncordon` undoes it.
-        Return the fields of a `Done`; its `changed` is false if the worker was draining already and neither drain has
-        times.
+        `changed` of the answer is false if the worker was draining already and neither drain has times.
         """
         from moorage.client.moments import drain_fields
 
         arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
-        return await self._client._request(self._client._admin_subject("drain"), encode(arguments), decode_flag)
+        return await self._client._request(self._client._admin_subject("drain"), encode(arguments), decode_act)
 
-    async def cordon(self, worker: str) -> dict[str, Any]:
+    async def cordon(self, worker: str) -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
 
-        Return the fields of a `Done`; its `changed` is false if nothing had to change.
+        `changed` of the answer is false if nothing had to change.
         """
         return await self._flag("cordon", worker)
 
-    async def uncordon(self, worker: str) -> dict[str, Any]:
+    async def uncordon(self, worker: str) -> Done:
         """Undo cordon or drain. Raises `NotFound`.
 
-        Return the fields of a `Done`; its `changed` is false if the worker was open.
+        `changed` of the answer is false if the worker was open.
         """
         return await self._flag("uncordon", worker)
 
-    async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
+    async def _flag(self, verb: str, worker: str) -> Done:
         arguments = {"worker": worker, "by": who()}
-        return await self._client._request(self._client._admin_subject(verb), encode(arguments), decode_flag)
+        return await self._client._request(self._client._admin_subject(verb), encode(arguments), decode_act)
 
     async def frames(self) -> AsyncIterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
-        from moorage.client.follow.listening import fleet_frames
-
-        async with contextlib.aclosing(fleet_frames(self._client._stories)) as frames:
+        client = self._client
+        async with contextlib.aclosing(
+            client._stories.frames(client.subjects.fleet_frame, _decode_frame, FLEET_FRAMES_MAX)
+        ) as frames:
             async for frame in frames:
                 yield frame

@@ -16,8 +16,8 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.results import ResultStore
 from moorage.client.errors import NoOutput, rejected
 from moorage.client.fields import FIELDS
-from moorage.client.follow.output import Piece
 from moorage.client.keywords import check_keywords
+from moorage.client.output import Piece
 from moorage.client.request_builder import body_of, build_request
 from moorage.client.transitions import last_attempts
 from moorage.schemas.codec import REQUEST_BYTES_MAX
@@ -72,7 +72,7 @@ _decode_line: Final = msgspec.json.Decoder(_Line).decode
 
 
 def handler_request(
-    name: str, input: Any, gpu: GpuSpec | str | int | None, key: str | None, fields: Mapping[str, Any]
+    name: str, input: Any, gpu: GpuSpec | str | int | None, job: str | None, fields: Mapping[str, Any]
 ) -> Request:
     """Return the checked request for a handler; it requires a worker that offers it. Raises `Rejected`, TypeError."""
     if not HANDLER_NAME.fullmatch(name):
@@ -89,7 +89,7 @@ def handler_request(
         "driver_config": config,
         "requires": {**named.pop("requires", {}), f"{DRIVER}.{name}": ["1"]},
     }
-    request = build_request(body, gpu, key, named)
+    request = build_request(body, gpu, job, named)
     if (size := len(body_of(request))) > REQUEST_BYTES_MAX:
         raise rejected(
             "too-large",
@@ -154,9 +154,9 @@ class Heard:
 async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
     """Return the value that the function returned; if the job has several replicas, a list by replica.
 
-    A replica that returned nothing has None. A value is removed from `feed.results`. Raises what `AsyncClient.submit`
-    raises, `NoOutput` for a result that is no longer kept or whose attempt is no longer known, and `NotPermitted` if
-    the user may not read the tenant's bucket.
+    A replica that returned nothing has None. A value is removed from `Stories.results`. Raises what
+    `AsyncClient.submit` raises, `NoOutput` for a result that is no longer kept or whose attempt is no longer known, and
+    `NotPermitted` if the user may not read the tenant's bucket.
     """
     ends = {change.replica: change for change in changes if change.fence}
     if len(ends) < replicas:
@@ -168,7 +168,7 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
             values.append(None)
             continue
         name = result_object(job, replica, end.fence)
-        sent = client._stories.feed.results.pop(name, None)
+        sent = client._stories.results.pop(name, None)
         if sent is None or sent.value is msgspec.UNSET:
             value = heard.value(name)
         else:

@@ -6,27 +6,25 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed, NotFound
-from moorage.client.follow.captured import Tail
-from moorage.client.follow.follower import Following
-from moorage.client.follow.output import Joiner, Piece, newest_attempts, read_page
-from moorage.client.follow.story import Result, Seen
+from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
+from moorage.client.output import Joiner, Piece, Tail, newest_attempts, read_page
 from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.frames import Accepted, Event
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import SUCCEEDED
+from moorage.schemas.job import ACCEPTED, SUCCEEDED
 
 if TYPE_CHECKING:
-    from moorage.client.answers import Explanation, JobInfo
+    from moorage.client.answers import Cancelled, Explanation, JobInfo
     from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
     from moorage.client.handlers import Heard, OnProgress
@@ -34,34 +32,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorage.client")
 
+H = TypeVar("H")
 
-class Job(Seen):
+
+class Job:
     """A handle on one job, from `AsyncClient.submit` or, by the id alone, from `AsyncClient.job`.
 
     `accepted` is the scheduler's answer if this handle came from a submit, else None. `state`, `gpu` (the token of the
     request) and `worker` are as this handle last saw them, "" if it has not seen them.
     """
 
-    __slots__ = ("_client", "_request", "_story", "_valued", "accepted")
+    __slots__ = (
+        "_began_s", "_client", "_gpu", "_request", "_result", "_story", "_valued", "accepted", "job", "state", "worker",
+    )  # fmt: skip
 
     def __init__(
         self,
         client: Connected,
-        id: str,
+        job: str,
         accepted: Accepted | None = None,
         request: Request | None = None,
         story: Story | None = None,
     ) -> None:
         is_new = accepted is not None and not accepted.duplicate
-        super().__init__(id, accepted.state if accepted is not None else "", time.monotonic() if is_new else None)
+        self.job = job
         self.accepted = accepted
+        self.state = accepted.state if accepted is not None else ""
+        self.worker = ""
+        self._gpu = ""
+        self._began_s = time.monotonic() if is_new else None
+        self._result: Result | None = None
         self._request = request
         self._story = story if is_new else None
         self._valued = False
         self._client = client
 
     def __repr__(self) -> str:
-        words = [self.id, "of", self._client.tenant, self.state or "not asked yet", self.gpu]
+        words = [self.job, "of", self._client.tenant, self.state or "not asked yet", self.gpu]
         if self.worker:
             words.append(f"on {self.worker}")
         if self._began_s is not None:
@@ -73,7 +80,12 @@ class Job(Seen):
 
         ago = "" if self._began_s is None else f"{age((time.monotonic() - self._began_s) * 1000)} ago"
         rows = {"tenant": self.tenant, "state": self.state or "not asked yet", "GPUs": self.gpu, "worker": self.worker}
-        return table(f"Job {self.id}", {**rows, "accepted": ago})
+        return table(f"Job {self.job}", {**rows, "accepted": ago})
+
+    @property
+    def known_result(self) -> Result | None:
+        """How the job ended, if `result` or a wait for several jobs found that by this handle; else None."""
+        return self._result
 
     @property
     def tenant(self) -> str:
@@ -94,7 +106,7 @@ class Job(Seen):
         (a week by default). Events without a transition say why the job waits, if this client follows fewer than 16
         jobs. `wait` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
-        async with Watch(Following(self._client._stories, self.id, ahead=True, saw=self._saw)) as watch:
+        async with Watch(self._client._stories, self.job, ahead=True, saw=self._saw) as watch:
             async for item in watch.follow(None if wait is None else seconds(wait)):
                 if isinstance(item, Event):
                     yield item
@@ -127,15 +139,17 @@ class Job(Seen):
         """
         given = 0
         if follow and attempt is None:
-            following = Following(self._client._stories, self.id, ahead=True, saw=self._saw)
-            async with Watch(following, past=True, tail=tail, replica=replica) as watch:
+            stories = self._client._stories
+            async with Watch(
+                stories, self.job, past=True, tail=tail, replica=replica, ahead=True, saw=self._saw
+            ) as watch:
                 async for item in watch.follow(None if wait is None else seconds(wait)):
                     if isinstance(item, Piece):
                         given += 1
                         yield item
             joiner = watch.joiner
         else:
-            joiner = Joiner(self._client, self.id, tail)
+            joiner = Joiner(self._client.read, self.job, tail)
             newest = newest_attempts(await self._shown())
             async for piece in joiner.kept_of(newest, replica, attempt):
                 given += 1
@@ -150,7 +164,7 @@ class Job(Seen):
         `NoOutput` if its worker does not answer or no longer keeps that output; `NotFound`, `NoScheduler`,
         `Overloaded`.
         """
-        page = await read_page(self._client, self.id, replica, None, "out", 0, 1)
+        page = await read_page(self._client.read, self.job, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}
 
     async def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
@@ -177,17 +191,15 @@ class Job(Seen):
         can = stories.drivers.can(driver)  # output that its worker keeps is asked for only of jobs that failed
         output = not can.keeps_output
         if can.returns_value:  # its result is sent to all that wait for some, with the end of what a failed one wrote
-            output = on_progress is not None or heard is None or not stories.feed.has_results
+            output = on_progress is not None or heard is None or not stories.has_results
         if request is not None:  # the caller is likely to await the result of the next job of its own as well
-            await stories.feed.linger(results=can.returns_value)
-        following = Following(
-            stories, self.id, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
-        )
+            await stories.linger(results=can.returns_value)
         progress: Heard | None = None
-        async with Watch(following, output=output) as watch:
+        async with Watch(
+            stories, self.job, output=output, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
+        ) as watch:
             if not output:
-                await following.begin(timeout_s)
-                await following.over()
+                await watch._until_over(timeout_s)
             else:
                 async for item in watch.follow(timeout_s):
                     if isinstance(item, Piece):
@@ -200,10 +212,10 @@ class Job(Seen):
         self._result = watch.result()
         if self._result.state != SUCCEEDED:
             if can.returns_value and not output:
-                tail.take_of(stories.feed.results, self._result)
-            asked = following.shown.get("request") if request is None else request
-            raise JobFailed(self._result, await tail.or_kept(self._client, self._result), asked)
-        await self._add_value(following.shown, progress)
+                tail.take_of(stories.results, self._result)
+            asked = watch._data.get("request") if request is None else request
+            raise JobFailed(self._result, await tail.or_kept(self._client.read, self._result), asked)
+        await self._add_value(watch._data, progress)
         return self._result
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
@@ -219,18 +231,19 @@ class Job(Seen):
             from moorage.client.handlers import value_of
 
             replicas = shown["request"].get("replicas", 1) if request is None else request.replicas
-            value = await value_of(self._client, self.id, self._result.changes, heard or _heard_by(None), replicas)
+            value = await value_of(self._client, self.job, self._result.changes, heard or _heard_by(None), replicas)
             self._result = msgspec.structs.replace(self._result, value=value)
         self._valued = True
 
-    async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger.
+    async def cancel(self, reason: str = "", by: str = "") -> Cancelled:
+        """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger.
 
-        `cancelled` is false if the job had ended or was being cancelled. The cancel of an id that is not known returns
-        `was` UNKNOWN: it is remembered, and a later submit with that id is cancelled at once. The job's transitions
-        record `reason`, and `by` as the name that the caller gave (`Change.said`).
+        The job's transitions record `reason`, and `by` as the name that the caller gave (`Change.said`).
         """
-        return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
+        from moorage.client.answers import Cancelled
+
+        asked = {"job": self.job, "reason": reason, "by": by}
+        return msgspec.convert(await self._client.read("cancel", asked), Cancelled)
 
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
@@ -246,9 +259,9 @@ class Job(Seen):
         """
         from moorage.client.kept_files import fetch
 
-        fetched = await fetch(self._client, self.id, into, replica, path)
+        fetched = await fetch(self._client, self.job, into, replica, path)
         for line in fetched.left_out:
-            log.warning("job %s: %s", self.id, line)
+            log.warning("job %s: %s", self.job, line)
         return fetched.paths
 
     async def show(self) -> JobInfo:
@@ -262,7 +275,7 @@ class Job(Seen):
         return told(JobInfo, await self._shown())
 
     async def _shown(self) -> dict[str, Any]:
-        data = await self._client.read("show", {"job": self.id})
+        data = await self._client.read("show", {"job": self.job})
         self._client._stories.drivers.learn(data)
         self._learn(data)
         return data
@@ -271,10 +284,46 @@ class Job(Seen):
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
         from moorage.client.answers import Explanation, told
 
-        return told(Explanation, await self._client.read("explain", {"job": self.id}))
+        return told(Explanation, await self._client.read("explain", {"job": self.job}))
+
+    def _saw(self, event: Event) -> None:
+        """Keep the state and worker of an event."""
+        self.state = event.state
+        for change in event.changes:
+            if change.state == ACCEPTED and self._began_s is None:
+                self._began_s = time.monotonic() - max(time.time() - change.time_ms / 1000, 0)
+            self.worker = change.worker or self.worker
+
+    def _learn(self, row: dict[str, Any]) -> None:
+        """Keep the job's present state, from an answer of `show` or `ls`."""
+        self.state = row["state"]
+        self._gpu = row.get("gpu", self._gpu)
+        self.worker = row.get("worker", self.worker)
+        if "age_ms" in row:
+            self._began_s = time.monotonic() - row["age_ms"] / 1000
+
+    def _has_ended(self, result: Result) -> None:
+        """Keep how the job ended. From now on `result` returns at once, unless it has to read a handler's value."""
+        self.state, self._result = result.state, result
 
 
 def _heard_by(on_progress: OnProgress | None) -> Heard:
     from moorage.client.handlers import Heard  # slow to import, and most jobs call no handler
 
     return Heard(on_progress)
+
+
+def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
+    """Yield these handles. Raises TypeError for anything but a handle of this kind of client."""
+    if isinstance(jobs, kind):
+        raise TypeError(f"give a list of jobs; to wait for {jobs!r} alone, use job.result()")
+    for job in jobs:
+        if isinstance(job, kind):
+            yield job
+        elif isinstance(job, list | tuple):
+            raise TypeError(
+                f"a {type(job).__name__} is no {kind.__name__}: gather takes jobs as arguments, gather(*jobs)"
+            )
+        else:
+            made = f"job({job!r})" if isinstance(job, str) else "job(id)"
+            raise TypeError(f"{job!r} is no {kind.__name__}: give handles of jobs, as submit or {made} returns them")

@@ -9,9 +9,9 @@ from moorage.schemas.nearest import nearest
 
 #: names that a thing has elsewhere (on the wire, at the command line, in other tools), and how it is given here
 _HERE: Final = {
-    "job": "a job's id is key='…'",
-    "id": "a job's id is key='…'",
-    "name": "a job's id is key='…'",
+    "key": "a job's id is job='…'",
+    "id": "a job's id is job='…'",
+    "name": "a job's id is job='…'",
     "gpus": "GPUs are gpu='2xH100'",
     "count": "a number of GPUs is gpu='2xH100', a number of copies is replicas=2",
     "gang": "a gang is gpu=GpuSpec(count=2, scheduling='gang'), with replicas=…",

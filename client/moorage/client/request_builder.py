@@ -42,7 +42,7 @@ What = Request | Sequence[str] | Mapping[str, Any]
 def build_request(
     what: What,
     gpu: GpuSpec | str | int | None = None,
-    key: str | None = None,
+    job: str | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> Request:
     """Return a checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
@@ -64,8 +64,8 @@ def build_request(
     body.update(msgspec.to_builtins(named, enc_hook=_plainer))
     if gpu is not None:
         _set_gpus(body, gpu)
-    if key is not None:
-        body["job"] = key
+    if job is not None:
+        body["job"] = job
     if body.get("job") is None:
         body["job"] = fresh_job_id()
     return _checked(body)
@@ -204,30 +204,30 @@ class RequestBuilder:
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """Return the checked request, as `build_request` does."""
-        return self.encoded(what, gpu, key, fields)[0]
+        return self.encoded(what, gpu, job, fields)[0]
 
     def encoded(
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[Request, bytes]:
         """Return the checked request, as `build_request` does, and its body."""
-        job, asked, body = self.prepared(what, gpu, key, fields)
-        if asked.job != job:
-            asked = _with(asked, "job", job)
+        id, asked, body = self.prepared(what, gpu, job, fields)
+        if asked.job != id:
+            asked = _with(asked, "job", id)
         return asked, body
 
     def prepared(
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[str, Request, bytes]:
         """Return the job's id, the checked request, and the body to send. Raises as `build_request`.
@@ -235,12 +235,12 @@ class RequestBuilder:
         Jobs with equal requests share one `Request` object, so its `job` may be the id of another job.
         """
         checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, COMMAND) else None
-        if checked is None or not (key is None or (isinstance(key, str) and is_job(key))):
-            request = build_request(what, gpu, key, fields)  # raises the error that says what is wrong
+        if checked is None or not (job is None or (isinstance(job, str) and is_job(job))):
+            request = build_request(what, gpu, job, fields)  # raises the error that says what is wrong
             assert request.job is not None
             return request.job, request, body_of(request)
-        job = fresh_job_id() if key is None else key
-        return job, checked, b'{"job":"%b"%b' % (job.encode(), self._body_after_id)
+        id = fresh_job_id() if job is None else job
+        return id, checked, b'{"job":"%b"%b' % (id.encode(), self._body_after_id)
 
     def _checked_before(
         self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.follower import handles
-from moorage.client.follow.output import Piece
 from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
-from moorage.client.job import Job
+from moorage.client.job import Job, handles
 from moorage.client.loop_thread import called
+from moorage.client.output import Piece
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
@@ -33,7 +32,7 @@ from moorage.schemas.operate import Done, TenantRow
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
-    from moorage.client.answers import Explanation, FleetInfo, JobInfo, JobList
+    from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
@@ -47,9 +46,9 @@ class SyncJob(Handle[Job]):
     """A handle on one job, as `Job`, without `await`."""
 
     @property
-    def id(self) -> str:
-        """Same as `Job.id`."""
-        return self._twin.id
+    def job(self) -> str:
+        """Same as `Job.job`."""
+        return self._twin.job
 
     @property
     def state(self) -> str:
@@ -113,8 +112,8 @@ class SyncJob(Handle[Job]):
         """
         return self._thread.call(self._twin.result(wait, on_progress))
 
-    def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """Cancel the job, at any stage. Return `{"cancelled": …, "was": <state>}` once this is in the ledger."""
+    def cancel(self, reason: str = "", by: str = "") -> Cancelled:
+        """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger."""
         return self._thread.call(self._twin.cancel(reason, by))
 
     def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
@@ -250,7 +249,7 @@ class SyncFleet(Handle["Fleet"]):
         """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
         return self._thread.call(self._twin.show())
 
-    def audit(self) -> dict[str, Any]:
+    def audit(self) -> Audit:
         """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once."""
         return self._thread.call(self._twin.audit())
 
@@ -262,15 +261,15 @@ class SyncFleet(Handle["Fleet"]):
         begin: Duration | None = None,
         last: Duration | None = None,
         why: str = "",
-    ) -> dict[str, Any]:
+    ) -> Done:
         """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`."""
         return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
-    def cordon(self, worker: str) -> dict[str, Any]:
+    def cordon(self, worker: str) -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
         return self._thread.call(self._twin.cordon(worker))
 
-    def uncordon(self, worker: str) -> dict[str, Any]:
+    def uncordon(self, worker: str) -> Done:
         """Undo cordon or drain. Raises `NotFound`."""
         return self._thread.call(self._twin.uncordon(worker))
 
@@ -381,32 +380,32 @@ class Client(ClientBase):
         return self._twin.tenant
 
     def submit(
-        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
+        self, what: What, gpu: GpuSpec | str | int | None = None, job: str | None = None, **fields: Unpack[Fields]
     ) -> SyncJob:
         """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger."""
-        return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, key, **fields)))
+        return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, job, **fields)))
 
     def submit_handler(
         self,
         name: str,
         input: Any = None,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         **fields: Unpack[Fields],
     ) -> SyncJob:
         """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`)."""
-        return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
+        return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, job, **fields)))
 
     def run(
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         wait: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
         """Submit a job, wait until it ends, and return its result with `stdout` and `stderr`."""
-        return self._thread.call(self._twin.run(what, gpu, key, wait, **fields))
+        return self._thread.call(self._twin.run(what, gpu, job, wait, **fields))
 
     def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -431,19 +430,19 @@ class Client(ClientBase):
         self,
         what: What,
         gpu: GpuSpec | str | int | None = None,
-        key: str | None = None,
+        job: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """Return a checked request with its job id; nothing is sent. Raises `Rejected`."""
-        return self._twin.request(what, gpu, key, fields)
+        return self._twin.request(what, gpu, job, fields)
 
-    def job(self, id: str) -> SyncJob:
+    def job(self, job: str) -> SyncJob:
         """Return a handle on the job with this id; the scheduler is not asked. Raises `Rejected` for an invalid id."""
-        return SyncJob(self._thread, self._twin.job(id))
+        return SyncJob(self._thread, self._twin.job(job))
 
     def watch(
         self,
-        id: str,
+        job: str,
         *,
         output: bool = False,
         past: bool = False,
@@ -452,16 +451,16 @@ class Client(ClientBase):
         notes: bool = False,
     ) -> SyncWatch:
         """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later."""
-        watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica, notes=notes))
+        watch = called(lambda: self._twin.watch(job, output=output, past=past, tail=tail, replica=replica, notes=notes))
         return SyncWatch(self._thread, self._thread.call(watch))
 
     def as_completed(self, jobs: Iterable[SyncJob], wait: Duration | None = None) -> Iterator[SyncJob]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
         The handles are those that were given.
         """
-        given = {job.id: job for job in handles(jobs, SyncJob)}
+        given = {job.job: job for job in handles(jobs, SyncJob)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
-            yield given[over.id]
+            yield given[over.job]
 
     def gather(self, *jobs: SyncJob, wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given."""

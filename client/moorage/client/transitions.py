@@ -11,10 +11,10 @@ from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 
 if TYPE_CHECKING:
-    from moorage.client.follow.output import Reads
+    from moorage.client.connected import Connected
 
 
-async def last_attempts(client: Reads, job: str, shown: Mapping[str, Any], replicas: int) -> dict[int, Change]:
+async def last_attempts(client: Connected, job: str, shown: Mapping[str, Any], replicas: int) -> dict[int, Change]:
     """Return the last transition with a fence of each replica; `shown` is the answer of `show` about the job.
 
     If `show` does not have all of them, the history is read page by page. A replica that was never placed is missing in

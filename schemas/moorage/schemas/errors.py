@@ -17,14 +17,17 @@ Fault = Literal["caller", "fleet", "moorage"]
 #: code -> (whose fault, what it means in one sentence). The reference page is generated from this table.
 CODES: Final[dict[str, tuple[Fault, str]]] = {
     "invalid-argument": ("caller", "the request is malformed or breaks a rule that no fleet could satisfy"),
-    "failed-precondition": ("caller", "the request is well formed, but a set limit or this environment refuses it"),
+    "failed-precondition": ("caller", "the request is well formed, but a set limit or the fleet as it is refuses it"),
     "too-large": ("caller", "the frame is over its bound in bytes or nesting"),
     "unknown-version": ("caller", "the frame names a version of the protocol that this scheduler does not speak"),
     "unknown-verb": ("caller", "no such verb, or one that this release does not serve"),
     "not-found": ("caller", "no such job or worker, as of a ledger record acknowledged after the question came"),
     "conflict": ("caller", "this job id is already used for a request with other content"),
     "not-permitted": ("caller", "this user may not do that here"),
-    "no-match": ("fleet", "no known worker could ever run this"),
+    "no-match": (
+        "fleet",
+        "this host has no such GPU to borrow; of a job it is a warning that no known worker fits",
+    ),
     "moved-on": ("caller", "the ledger has moved on since the plan that if_seq names: what it said may not hold"),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
@@ -60,6 +63,7 @@ ENDS: Final[dict[str, str]] = {
     "cannot-run": "its request is wrong for every worker of its driver: the message says what to change",
     "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
+    "mps-fault": "one of its processes had a fatal GPU error, which ended the MPS server that other jobs share",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",
     "end": "its worker ended it when asked to: for a cancel, a drain, a preemption or an act of an operator",
     "disk": "its folder took more than its worker's folder_bytes, so its worker ended it",

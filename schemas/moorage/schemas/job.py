@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from fractions import Fraction
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -244,7 +246,7 @@ class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     count: int | None = None
     # not written where it was not sent
     device_ids: list[str] | UnsetType = UNSET  # the same as `driver_config.<driver>.gpu_device_ids`; [] is none
-    device_id: str | UnsetType = UNSET  # one device id, in place of `device_ids`
+    device_id: str | list[str] | UnsetType = UNSET  # one device id or several, in place of `device_ids`
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
@@ -257,17 +259,42 @@ class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     @property
     def devices(self) -> list[str]:
         """The ids of the exact devices; empty means any."""
-        return [self.device_id] if self.device_id is not UNSET else self.device_ids or []
+        if isinstance(self.device_id, str):
+            return [self.device_id]
+        return self.device_id or self.device_ids or []
 
 
-class ResourceRequirements(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+#: an amount as Kubernetes and OpenShell write it
+_QUANTITY: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(m|[kMGTPE]|[KMGTPE]i)?")
+_SUFFIXES: Final = "kMGTPE"
+
+
+def _quantity(field: str, text: str | int, unit: Fraction) -> int:
+    """Return an amount such as `500m`, `2` or `1.5Gi` in `unit`s, rounded up. Raises ValueError."""
+    found = _QUANTITY.fullmatch(str(text))
+    if found is None:
+        raise ValueError(f"{field} must be a quantity such as 500m, 2 or 1.5Gi, found {str(text)[:80]!r}")
+    suffix = found[2] or ""
+    power = _SUFFIXES.index(suffix[0].replace("K", "k")) + 1 if suffix and suffix != "m" else 0
+    scale = Fraction(1, 1000) if suffix == "m" else Fraction(1024 if suffix.endswith("i") else 1000) ** power
+    return math.ceil(Fraction(found[1]) * scale / unit)
+
+
+class ResourceRequirements(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """What OpenShell asks of a host. It is read as `gpu` and `resources`."""
+
     gpu: GpuCount | None = None
+    cpu: str | int | None = None  # cores as a quantity: 2, "500m"; the same as `resources.cpu_milli`
+    memory: str | int | None = None  # bytes as a quantity: "2Gi"; the same as `resources.memory_mib`
 
 
 class Template(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """Where OpenShell puts `driver_config`. It means the same there."""
+    """Where OpenShell puts what a sandbox is made of. It is read as the request's own fields."""
 
-    driver_config: dict[str, Any] = {}
+    driver_config: dict[str, Any] = {}  # the same as `driver_config`
+    image: str | None = None  # the same as `run.image`
+    environment: dict[str, str] = {}  # the same as `run.env`
+    labels: dict[str, str] = {}  # the same as `labels`
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -294,9 +321,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     labels: dict[str, str] = {}  # the caller's own notes
     #: ledger record of a plan; the request is refused with `moved-on` if something was decided since
     if_seq: int | None = None
-    #: the same as `gpu` with a count and exact devices, as OpenShell asks
+    #: the same as `gpu` with a count and exact devices, and as `resources`, as OpenShell asks
     resource_requirements: ResourceRequirements | None = None
-    template: Template | None = None  # the same as `driver_config`, as OpenShell asks
+    #: the same as `driver_config`, `run.image`, `run.env` and `labels`, as OpenShell asks
+    template: Template | None = None
     #: whether it may have the GPUs of a frozen job if no others are free, until that job needs them: then it ends
     #: within its grace, and is queued again
     guest: bool = False
@@ -320,6 +348,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(f"if_seq must be a ledger sequence, 0..{2**63 - 1}, found {self.if_seq}")
         check_duration("deadline_s", self.deadline_s)
         check_duration("start_within_s", self.start_within_s)
+        if self.template is not None:
+            self._read_template(self.template, self.run)
+        if self.resource_requirements is not None:
+            self._read_amounts(self.resource_requirements)
         if self.requires or self.labels:
             self._check_labels()
         if self.on_partition == "keep" and self.gpu is not None and self.gpu.scheduling == "gang":
@@ -328,6 +360,39 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError("gpu and resource_requirements.gpu say the same: send one of them")
         if self.template is not None and self.template.driver_config and self.driver_config:
             raise ValueError("driver_config and template.driver_config say the same: send one of them")
+
+    def _read_template(self, template: Template, run: Run) -> None:
+        """Take what OpenShell's template has besides `driver_config` over into the request's own fields."""
+        if template.image is not None and run.image is not None:
+            raise ValueError("run.image and template.image say the same: send one of them")
+        for place, ours, theirs in (
+            ("run.env", run.env.keys(), template.environment.keys()),
+            ("labels", self.labels.keys(), template.labels.keys()),
+        ):
+            if both := sorted(ours & theirs):
+                raise ValueError(f"{place} and the template name the same key: send one of them, found {both[0][:80]}")
+        env = run.env | template.environment
+        run = msgspec.structs.replace(run, image=run.image if template.image is None else template.image, env=env)
+        msgspec.structs.force_setattr(self, "run", run)
+        msgspec.structs.force_setattr(self, "labels", self.labels | template.labels)
+        kept = Template(template.driver_config) if template.driver_config else None
+        msgspec.structs.force_setattr(self, "template", kept)
+
+    def _read_amounts(self, wanted: ResourceRequirements) -> None:
+        """Take OpenShell's cores and memory over into `resources`."""
+        if wanted.cpu is None and wanted.memory is None:
+            return
+        ours = self.resources or Resources()
+        if (wanted.cpu is not None and ours.cpu_milli) or (wanted.memory is not None and ours.memory_mib):
+            raise ValueError("resources and resource_requirements say the same: send one of them")
+        cpu_milli, memory_mib = ours.cpu_milli, ours.memory_mib
+        if wanted.cpu is not None:
+            cpu_milli = _quantity("resource_requirements.cpu", wanted.cpu, Fraction(1, 1000))
+        if wanted.memory is not None:
+            memory_mib = _quantity("resource_requirements.memory", wanted.memory, Fraction(1 << 20))
+        msgspec.structs.force_setattr(self, "resources", Resources(cpu_milli, memory_mib, ours.enforce))
+        kept = None if wanted.gpu is None else ResourceRequirements(wanted.gpu)
+        msgspec.structs.force_setattr(self, "resource_requirements", kept)
 
     def _check_labels(self) -> None:
         for name, keys in (("requires", self.requires.keys()), ("labels", self.labels.keys())):

@@ -12,7 +12,7 @@ PREFIX_DEFAULT: Final = "moorage"
 ALL_JOBS: Final = "~"
 is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullmatch
 
-API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs", "usage")
+API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs", "use", "usage")
 ADMIN_VERBS: Final = (
     "fleet",
     "drain",
@@ -190,7 +190,13 @@ class Subjects:
             SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),
             SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to members"),
             SubjectRow(f"{p}.worker.<worker>.wanted", "broadcast", "leader", "that worker", "place, start, end"),
-            SubjectRow(f"{p}.worker.<worker>.logs", "asked", "leader", "that worker", "a page of output that it keeps"),
+            SubjectRow(
+                f"{p}.worker.<worker>.logs",
+                "asked",
+                "leader",
+                "that worker",
+                "a page of output that it keeps, the use of GPUs in the last minutes",
+            ),
             SubjectRow(f"{p}.dlq.<tenant>", "durable", "leader", "operators", "queued requests that could not be read"),
             SubjectRow(
                 f"{p}.ledger.record, .epoch, .snapshot",

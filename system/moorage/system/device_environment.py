@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -203,6 +203,18 @@ def child_environment(own: Mapping[str, str], ours: Mapping[str, str]) -> JobEnv
     """
     kept = {name: value for name, value in own.items() if name not in RESERVED}
     return JobEnvironment(apply_tf_paths({**kept, **ours}))
+
+
+def names_tf_paths(environment: Iterable[str]) -> bool:
+    """Return whether some of these variables extend others, as `apply_tf_paths` says."""
+    return not _TF_SOURCES.keys().isdisjoint(environment)
+
+
+def apply_tf_paths_over(base: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables laid over those of an image, with paths applied; of `base` only what is extended is in it."""
+    known = {name: base[name] for name in _TF_PATHS if name in base}
+    found = apply_tf_paths({**known, **environment})
+    return {name: value for name, value in found.items() if name in environment or value != known.get(name)}
 
 
 def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:

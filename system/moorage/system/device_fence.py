@@ -7,6 +7,7 @@ descriptor that is open already, or that another process hands over. Sources: bp
 Documentation/admin-guide/cgroup-v1/devices.rst.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -258,12 +259,17 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 def own_devices_group() -> Path | None:
     """Return the folder of this process's own group in the hierarchy with the controller `devices`; None without it."""
+    return _group_of("self", "cgroup", "devices")
+
+
+def _group_of(pid: int | str, kind: str, controller: str = "") -> Path | None:
+    """Return the folder of a process's group where this controller is, or in version 2; None without it."""
     try:
-        mount = mount_of(Path("/proc/self/mountinfo").read_text(), "cgroup", "devices")
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        mount = mount_of(Path("/proc/self/mountinfo").read_text(), kind, controller)
+        lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     except OSError:
         return None
-    own = next((line.split(":", 2)[2] for line in lines if "devices" in line.split(":", 2)[1].split(",")), None)
+    own = next((path for _, names, path in lines if controller in names.split(",")), None)
     if mount is None or own is None:
         return None
     root, point = mount
@@ -271,6 +277,36 @@ def own_devices_group() -> Path | None:
         own = own[len(root) :] or "/"
     folder = Path(point + own) if own != "/" else Path(point)
     return folder if folder.is_dir() else None
+
+
+#: enters groups, then opens a file; the shell says why it cannot
+_OPENS: Final = 'node=$1; shift; for group; do echo 0 >"$group/cgroup.procs" || exit 3; done; exec 3<"$node"'
+_OPEN_S: Final = 10.0
+
+
+async def is_refused(pid: int, node: str) -> bool:
+    """Return whether the kernel refuses a device node of this host to the cgroups of a process, where that can be seen.
+
+    It is tried by a short-lived process in those cgroups, so this process must be root; else the answer is False.
+    """
+    groups = [_group_of(pid, "cgroup", "devices"), _group_of(pid, "cgroup2")]
+    words = [str(group) for group in groups if group is not None]
+    if not words or not os.path.exists(node):
+        return False
+    try:
+        tried = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", _OPENS, "sh", node, *words, env={"LC_ALL": "C"},
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+    except OSError:
+        return False
+    try:
+        async with asyncio.timeout(_OPEN_S):
+            _, said = await tried.communicate()
+    except TimeoutError:
+        tried.kill()
+        return False
+    return tried.returncode not in (0, 3) and os.strerror(errno.EPERM).encode() in said
 
 
 def deny(folder: str, refused: Sequence[NodeRange]) -> None:

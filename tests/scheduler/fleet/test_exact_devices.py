@@ -190,9 +190,26 @@ def test_fact_14_a_driver_without_gpus_is_waited_for_or_refused() -> None:
     drive.submit("noop", gpu={})
     assert (drive.placed_on("cpu"), drive.placed_on("noop")) == (["w0"], ["w0"])
     assert drive.submit("never", on_no_match="reject", **asks)["code"] == "failed-precondition"
+    assert drive.submit("none-such", on_no_match="reject", gpu={"count": 9})["code"] == "failed-precondition"
     drive.worker("w1", 1, drivers=["process"])
     drive.settle()
     assert drive.placed_on("waits") == ["w1"]
+
+
+@pytest.mark.parametrize("asks", [{}, {"on_no_match": "reject"}])
+def test_fact_15_a_driver_without_gpus_is_told_before_the_shape_of_ids(asks: dict[str, Any]) -> None:
+    drive = Driving()
+    drive.worker("w0", 2, drivers=["vm"], capabilities={"vm": Capabilities(gpu_enabled=False)})
+    wrong = {
+        "gpu": {"count": 2},
+        "run": {"driver": "vm", "argv": ["x"]},
+        "driver_config": {"vm": {"gpu_device_ids": ["0", "0"]}},
+    }
+    answer = drive.submit("j", **wrong, **asks)
+    assert (answer["code"], answer["field"]) == ("failed-precondition", "$.gpu")
+    drive.worker("w1", 2, drivers=["vm"])
+    assert drive.submit("j", **wrong, **asks)["code"] == "invalid-argument"
+    assert drive.submit("k", **(wrong | {"gpu": None}), **asks)["field"].startswith("$.driver_config.vm")
 
 
 def test_explain_offers_any_device_in_place_of_the_named_ones() -> None:

@@ -75,7 +75,7 @@ def test_what_no_gpu_has_is_a_reason_of_its_own_with_a_fix() -> None:
     assert (
         refused["code"],
         "the highest compute capability of the GPUs that match otherwise is 7.0" in refused["message"],
-    ) == ("no-match", True)
+    ) == ("failed-precondition", True)
     drive.submit("fixed", **drive.fixes("j")[0]["request"])
     assert drive.states("fixed") == ["PLACED"]
 

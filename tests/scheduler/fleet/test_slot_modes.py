@@ -74,7 +74,7 @@ def test_a_mode_that_no_device_takes_is_a_reason_with_a_fix() -> None:
     assert (told["reason"], told["workers_left"]["slot-mode"]) == ("slot-mode", 0)
     assert "mode mps" in [fix["say"] for fix in drive.fixes("j")]
     refused = drive.submit("never", on_no_match="reject", gpu={})
-    assert refused["code"] == "no-match"
+    assert refused["code"] == "failed-precondition"
     drive.submit("two", gpu={"count": 2, "sharing": "time-slice"})
     assert drive.explained("two")["reason"] == "count"
     drive.submit("model", gpu={"model": "H200"})

@@ -24,7 +24,7 @@ from moorage.scheduler.core.outputs import story
 from moorage.scheduler.follower.follower import Follower, Question
 from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader, NotNow
 from moorage.scheduler.ledger.ledger import Ledger
-from moorage.scheduler.questions.logs import LogRelay
+from moorage.scheduler.questions.relay import Relay
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import HistoryFrame, LogsAsked
@@ -600,7 +600,7 @@ async def test_output_of_a_job_whose_story_is_empty_is_an_answer(drive: Writing)
     drive.reader = HistoryReader(drive.js, SUBJECTS, drive.engine, where, drive._on_answer)
     answers: list[bytes] = []
     world: Any = drive.link
-    relay = LogRelay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))
+    relay = Relay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))
     relay.ask("t", LogsAsked("a"), "r", True)
     await until(lambda: answers, 60, "an answer to logs")
     assert msgspec.json.decode(answers[0])["code"] == "internal"

@@ -7,9 +7,9 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.logs import Kept, find_log
 from moorage.scheduler.core.queries.views import fleet, show
-from moorage.scheduler.questions.logs import logs_asked
+from moorage.scheduler.questions.relay import page_asked
 from moorage.schemas.errors import Problem, Refused
-from moorage.schemas.frames import LogPage, LogsAsked
+from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
 from tests.scheduler.driving import Driving
 
 
@@ -26,6 +26,7 @@ def test_a_job_that_is_over_is_found_with_the_worker_the_fence_and_the_end() -> 
     ran(drive)
     found = find_log(drive.engine, "t", LogsAsked("j", offset=5, limit=7, stream="err"))
     assert isinstance(found, Kept)
+    assert isinstance(found.ask, ReadLog)
     row = drive.state.jobs[1].story[-1]
     assert (found.worker.id, found.ask.session) == ("w0", drive.state.workers["w0"].session)
     assert (found.ask.tenant, found.ask.job, found.ask.attempt, found.ask.fence) == ("t", "j", 1, row[9])
@@ -43,6 +44,7 @@ def test_a_running_one_has_no_end_and_a_waiting_one_is_empty() -> None:
     drive.settle()
     found = find_log(drive.engine, "t", LogsAsked("j"))
     assert isinstance(found, Kept)
+    assert isinstance(found.ask, ReadLog)
     assert found.ask.ended_ms == 0
     drive.submit("k", gpu={"model": "H999"})
     drive.cancel("k")
@@ -110,6 +112,6 @@ def test_show_says_until_when_it_is_kept_and_fleet_how_long() -> None:
 )
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(Refused) as refused:
-        logs_asked(arguments)
+        page_asked("logs", arguments)
     assert refused.value.code == "invalid-argument"
     assert refused.value.problem.field

@@ -11,7 +11,7 @@ import pytest
 
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.questions import foresight as foresight_module
-from moorage.scheduler.questions import logs
+from moorage.scheduler.questions import relay
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.scheduler.questions.questions import Questions
 from moorage.scheduler.whatif import child
@@ -60,7 +60,7 @@ async def test_a_question_for_output_that_fails_behind_a_record_is_answered_and_
     drive.submit("j")
     leader, nothing = _Leader(drive), cast(Any, None)
     questions = Questions(leader, nothing, nothing, SUBJECTS, nothing, nothing, forks=False)
-    monkeypatch.setattr(logs, "find_log", _fails)
+    monkeypatch.setattr(relay, "find_log", _fails)
     questions.read("t", "logs", {"job": "j"}, "_INBOX.1", True)
     drive.tick()  # its commit raised, and the leader's term ended
     assert drive.answers["_INBOX.1"]["code"] == "internal"

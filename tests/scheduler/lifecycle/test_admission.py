@@ -691,7 +691,7 @@ def test_reject_at_once_when_everybody_was_heard(asks: dict[str, Any]) -> None:
     for name in ("w0", "w1"):
         drive.worker(name, 2, cpu_milli=8_000, memory_mib=8_000)
     answer = drive.submit("j", on_no_match="reject", **asks)
-    assert (answer["code"], answer["fault"]) == ("no-match", "fleet")
+    assert (answer["code"], answer["fault"]) == ("failed-precondition", "caller")
     assert drive.state.job("t", "j") is None
 
 

@@ -58,6 +58,26 @@ def test_a_failed_device_is_closed_alone_and_the_others_of_its_host_go_on() -> N
     assert [(t["slot"], t["kind"], t["recorded"]) for t in row["troubles"]] == [(1, "xid", True)]
 
 
+def test_a_device_that_its_worker_warns_of_is_given_out() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.load("w0", w1="cdi: no CDI spec names it: nvidia-ctk cdi generate", s0="ecc")
+    drive.submit("next", gpu={})
+    drive.settle()
+    assert slots_of(drive, "next") == ("w0", 2)
+    [row] = views.fleet(drive.engine, drive.now)["workers"]
+    assert [(t["slot"], t["kind"], t["detail"]) for t in row["troubles"]] == [
+        (0, "ecc", ""),
+        (1, "cdi", "no CDI spec names it: nvidia-ctk cdi generate"),
+    ]
+    drive.submit("waits", gpu={"count": 2})
+    drive.settle()
+    held_by = drive.explained("waits")["held_by"]
+    assert not any("cdi" in words for words in held_by), "it is no reason to wait"
+    drive.load("w0", s0="ecc")
+    assert [t["kind"] for t in views.fleet(drive.engine, drive.now)["workers"][0]["troubles"]] == ["ecc"]
+
+
 def test_what_runs_on_it_is_told_to_save_itself_then_ends_and_starts_elsewhere() -> None:
     drive = Driving()
     drive.worker("w0", gpus=1)

@@ -346,7 +346,7 @@ def test_on_no_match_rejects_what_no_worker_lets_it_have() -> None:
     drive = Driving()
     drive.worker("w0", drivers_for={"u": ["noop"]})
     answer = drive.submit("j", gpu={}, on_no_match="reject")
-    assert answer["code"] == "no-match"
+    assert answer["code"] == "failed-precondition"
     assert "no worker that offers the driver noop lets its tenant have it" in answer["message"]
 
 

@@ -98,7 +98,7 @@ def test_never_unknown_and_refused_are_three_things() -> None:
     drive = waiting()
     assert planned(drive, {"gpu": {"count": 2}}).starts == "never"
     refused = planned(drive, {"gpu": {"model": "H200"}, "on_no_match": "reject"})
-    assert (refused.starts, refused.problem and refused.problem.code) == ("refused", "no-match")
+    assert (refused.starts, refused.problem and refused.problem.code) == ("refused", "failed-precondition")
     fresh = Driving()
     fresh.worker("w0", 1)
     submit(fresh, "runs", "new")

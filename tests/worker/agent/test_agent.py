@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from moorage.bus.connection import connect
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.frames import End, Place, RollCall, Start
+from moorage.schemas.frames import End, Output, Place, RollCall, Start
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
-from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.agent import MEMORY_COUNTED, Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import Journal, MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
@@ -112,6 +112,33 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         ]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
+
+
+class Unlimited(NoopDriver):
+    """A driver whose host has no memory controller."""
+
+    capabilities = replace(NoopDriver.capabilities, memory_limit=False)
+
+
+async def test_memory_that_is_counted_and_not_enforced_is_told_to_who_follows_the_job(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(driver=Unlimited())
+        await w.leader.joined("w1")
+        told: list[tuple[str, bytes]] = []
+        asked = await connect(nats_url, "who follows")
+        try:
+            await asked.subscribe(f"{unique}.log.>", lambda msg: told.append((msg.subject, msg.data)))
+            asking = body(resources={"memory_mib": 64})
+            for job, request in (("asks-not", body(resources={"cpu_milli": 100})), ("asks", asking)):
+                await w.leader.want("w1", place(name_of(job), request, ()))
+                await w.leader.heard("w1", "freed", name_of(job))
+            await until(lambda: told, what="the note about the second job, behind all about the first")
+            notes = {at: msgspec.json.decode(data, type=Output).note for at, data in told if b"note" in data}
+        finally:
+            await asked.close()
+        assert notes == {f"{unique}.log.acme.asks.0": MEMORY_COUNTED}
 
 
 async def test_a_timer_whose_reason_is_over_takes_no_turn(nats_url: str, unique: str, tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent import embed
 from moorage.worker.agent.embed import EmbeddedWorker
+from moorage.worker.devices.device_health import DeviceHealth
 from moorage.worker.devices.pool import GpuPool
+from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
 from moorage.worker.devices.readers.none import NoInventory
 from moorage.worker.devices.readers.nvml import NvmlUnavailable
@@ -71,6 +74,31 @@ async def test_an_embedded_worker_has_the_devices_of_all_vendors(
         _, inventory = await EmbeddedWorker(None, WorkerSettings(tmp_path, "w1"))._machine("w1")
         assert [device.vendor for device in inventory.devices()] == ["nvidia", "amd", "intel"]
         inventory.close()
+
+
+async def test_a_cdi_spec_that_is_older_than_the_devices_is_seen_until_it_is_made_anew(tmp_path: Path) -> None:
+    file = tmp_path / "etc/cdi/nvidia.json"
+    file.parent.mkdir(parents=True)
+
+    def write(*names: str) -> None:
+        devices = [{"name": name, "containerEdits": {"env": ["A=b"]}} for name in names]
+        file.write_bytes(msgspec.json.encode({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}))
+
+    with Stub(tmp_path / "stub", Board("GPU-a"), Board("GPU-b")).load():
+        inventory = await open_machine("f00d" * 8, root=tmp_path)
+        try:
+            assert [reading.faults for reading in await inventory.sample()] == [(), ()], "a host without CDI"
+            write("GPU-a", "all")
+            told = Fault("cdi", Gravity.NOTE, f"no CDI spec names it: nvidia-ctk cdi generate --output={file}")
+            readings = await inventory.sample()
+            assert [reading.faults for reading in readings] == [(), (told,)]
+            health = DeviceHealth(inventory.devices(), boot="b", now=0.0)
+            health.read(1, readings[1], 0.0)
+            assert health.verdict(1, 0.0).kind == "ok", "jobs without CDI use it"
+            write("GPU-a", "GPU-b", "all")
+            assert [reading.faults for reading in await inventory.sample()] == [(), ()]
+        finally:
+            inventory.close()
 
 
 async def test_a_machine_without_gpus_is_no_error(tmp_path: Path) -> None:

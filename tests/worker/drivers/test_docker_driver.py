@@ -27,7 +27,7 @@ from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.devices.readers import cdi
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
-from moorage.worker.drivers.container.config import check_container_policy, config_of, devices_of, network_of
+from moorage.worker.drivers.container.config import Image, check_container_policy, config_of, devices_of, network_of
 from moorage.worker.drivers.container.docker import DockerDriver, DockerSettings
 from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, with_tag
 from moorage.worker.drivers.container.output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
@@ -35,6 +35,7 @@ from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.job.environment import PATH_DEFAULT
 from moorage.worker.job.rendezvous import own_address
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
@@ -162,11 +163,11 @@ async def no_containers(docker: DockerEngine) -> None:
 @pytest.mark.slow
 async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB; exit 7"
-        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi"})
+        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB ${PATH##*:}; exit 7"
+        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi", "TF_PATH": "/more"})
         assert await rig.reported(Started, name)
         assert await rig.reported(Ended, name) == (name, 7, "exit")
-        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi j1\n"
+        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi j1 /more\n"
         assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
         assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
         await no_containers(docker)
@@ -849,6 +850,25 @@ def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
     for wrong in ({"network": "host"}, {"network": "container:x"}, {"user": "root"}, {"mounts": ("/etc",)}):
         with pytest.raises(ValueError, match=r"must be|must look like"):
             DockerSettings(**wrong)
+
+
+def test_the_paths_of_an_image_are_extended_and_others_are_left_to_it() -> None:
+    image = Image.of({"Config": {"Env": ["PATH=/opt/conda/bin:/bin", "LD_LIBRARY_PATH=/opt/lib", "A=b"]}})
+
+    def variables(image: Image, **env: str) -> dict[str, str]:
+        asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", argv=["x"], env=env), [], "none")
+        config = config_of(asked, DockerSettings(), NO_RULES, None, image, labels={}, log_bytes=1 << 20)
+        found = dict(each.split("=", 1) for each in config["Env"])
+        return {name: found[name] for name in ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "A") if name in found}
+
+    assert variables(image) == {}
+    added = variables(image, TF_PATH="/app", TF_PREPEND_LD_LIBRARY_PATH="/mine", TF_LD_PRELOAD="x.so")
+    assert added == {
+        "PATH": "/opt/conda/bin:/bin:/app", "LD_LIBRARY_PATH": "/mine:/opt/lib", "LD_PRELOAD": "x.so",
+    }  # fmt: skip
+    assert variables(image, TF_PATH="/bin") == {}, "it is there"
+    assert variables(image, PATH="/own", TF_PATH="/app") == {"PATH": "/own:/app"}
+    assert variables(Image(), TF_PATH="/app") == {"PATH": f"{PATH_DEFAULT}:/app"}, "as engines set it"
 
 
 def test_a_time_slicing_file_is_mounted_read_only_where_the_operator_permits_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from moorage.system.proctree import boottime_s
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
-from moorage.worker.drivers.container.engine_watch import EngineWatch
+from moorage.worker.drivers.engine_watch import EngineWatch
 
 
 class Script:
@@ -30,7 +30,7 @@ class Script:
 
 async def test_an_engine_is_down_at_once_and_back_after_two_good_answers() -> None:
     script = Script()
-    watch = EngineWatch(script.ask, "w1: docker", every_s=0)
+    watch = EngineWatch(script.ask, (EngineDown, EngineError), "w1: docker", every_s=0)
     watching = asyncio.get_running_loop().create_task(watch.run())
     await script.asked.get()
     assert watch.why == ""
@@ -51,7 +51,7 @@ async def test_an_engine_is_down_at_once_and_back_after_two_good_answers() -> No
 
 async def test_the_wait_for_an_engine_has_an_end() -> None:
     script = Script()
-    watch = EngineWatch(script.ask, "w1: docker", every_s=0)
+    watch = EngineWatch(script.ask, (EngineDown, EngineError), "w1: docker", every_s=0)
     watching = asyncio.get_running_loop().create_task(watch.run())
     await script.asked.get()
     await script.say(EngineDown(""))

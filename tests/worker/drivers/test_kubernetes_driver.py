@@ -227,13 +227,37 @@ async def test_the_api_server_goes_away_and_the_watch_goes_on(shared: Both, tmp_
         await asyncio.to_thread(server.stop)
         with pytest.raises(ClusterDown):
             await rigged.admin.get("pods", "any")
+        down = await until(rigged.driver.engine_down, SLACK_S, "a driver whose API server does not answer")
+        assert "lost the API server" in down[0]
         late = rigged.start("late", "true")
         await asyncio.to_thread(server.start)
+        await until(lambda: rigged.driver.engine_down() is None, SLACK_S, "an API server that answers again")
         marker.touch()
         assert await rigged.heard(Ended, name) == (name, 0, "exit")
         assert await rigged.heard(Ended, late) == (late, 0, "exit")
         assert [type(each) for each in rigged.events].count(Ended) == 2
         await rigged.forgotten(name, late)
+
+
+async def test_a_pod_whose_state_cannot_be_read_is_not_late(shared: Both, tmp_path: Path) -> None:
+    """The time for its start is over while the API server is away: the pod runs, and goes on."""
+    server, kubelet = shared
+    async with rig(tmp_path, server, start_within=4.0) as rigged:
+        kubelet.answers = False
+        name = rigged.start("unread", "true")
+        await until(lambda: is_there(rigged, name), SLACK_S, "its pod")
+        over_s = asyncio.get_running_loop().time() + 4.5
+        await asyncio.to_thread(server.stop)
+        await until(rigged.driver.engine_down, SLACK_S, "a driver whose API server does not answer")
+        await until(lambda: asyncio.get_running_loop().time() > over_s, SLACK_S, "the time for its start is over")
+        kubelet.answers = True
+        await asyncio.to_thread(server.start)
+        assert await rigged.heard(Ended, name) == (name, 0, "exit")
+        await rigged.forgotten(name)
+
+
+async def is_there(rigged: Rig, name: MemberName) -> bool:
+    return await rigged.pod(name) is not None
 
 
 async def test_whose_fault_it_is(shared: Both, tmp_path: Path) -> None:

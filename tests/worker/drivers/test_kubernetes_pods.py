@@ -34,6 +34,7 @@ from moorage.worker.drivers.kubernetes.pod import (
 )
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
+from moorage.worker.job.environment import PATH_DEFAULT
 from moorage.worker.session.member_messages import MemberName
 
 NAME: Final[MemberName] = ("acme", "Train_1", 0, 2, 77)
@@ -83,7 +84,13 @@ def test_a_pod_is_bound_to_its_node_and_says_whose_it_is() -> None:
     assert member_of(pod) is None
 
 
-def test_a_pod_asks_for_a_count_of_the_resource_and_for_what_the_request_says_of_the_host() -> None:
+def test_the_paths_that_a_pod_adds_are_behind_its_own_or_the_usual_ones() -> None:
+    assert "PATH" not in variables(made())
+    assert variables(made({"env": {"TF_PATH": "/more"}}))["PATH"] == f"{PATH_DEFAULT}:/more"
+    assert variables(made({"env": {"PATH": "/own", "TF_PREPEND_PATH": "/more"}}))["PATH"] == "/more:/own"
+
+
+def test_fact_17_a_pod_asks_for_a_count_of_the_resource_as_text_and_for_what_the_request_says_of_the_host() -> None:
     pod = made(devices=GPUS, gpu=GpuSpec(count=2), resources=Resources(cpu_milli=1500, memory_mib=512))
     wanted = {"cpu": "1500m", "memory": "512Mi", "nvidia.com/gpu": "2"}
     assert container(pod)["resources"] == {"limits": wanted, "requests": wanted}

@@ -173,11 +173,11 @@ async def nothing_left(home: PodmanHome, state: Path) -> None:
 @pytest.mark.slow
 async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(home, state) as rig:
-        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB $HOME; echo kept > file; exit 7"
-        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi\nyou"})
+        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB $HOME ${PATH##*:}; echo kept > file; exit 7"
+        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi\nyou", "TF_PATH": "/more"})
         assert await rig.reported(Started, name)
         assert await rig.reported(Ended, name) == (name, 7, "exit")
-        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi you j1 /work\n"
+        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi you j1 /work /more\n"
         assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
         assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
         folder = state / "folders" / "w1@podman" / "acme.j1.0.1.7"

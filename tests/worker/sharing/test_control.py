@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,11 +15,11 @@ import pytest
 from moorage.schemas.frames import Device
 from moorage.system.proctree import read_process
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
+from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter import segment
 from moorage.worker.sharing.limiter.control import RETRY_S, Control
 from moorage.worker.sharing.limiter.controller import RATE
-from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.sharing.limiter.owners import Owners
 from moorage.worker.sharing.limiter.segment import TOKEN, Part, Segment, owner_of
 
@@ -32,10 +33,14 @@ class Used:
 
     def __init__(self) -> None:
         self.of: dict[str, dict[int, float] | str] = {}
+        self.holds: dict[str, dict[int, int]] = {}
         self.asked: list[str] = []
 
     def devices(self) -> list[Device]:
         return [Device(0, "nvidia", "H100", GPU), Device(1, "nvidia", "H100", OTHER)]
+
+    async def held(self, slot: int) -> dict[int, int]:
+        return self.holds.get((GPU, OTHER)[slot], {})
 
     async def worked(self, slot: int) -> dict[int, float]:
         self.asked.append(uuid := (GPU, OTHER)[slot])
@@ -53,12 +58,14 @@ class Scene:
         self.used = Used()
         self.now_s = 1000.0
         self.segments: dict[MemberName, Segment] = {}
-        limits = cast(Limits, SimpleNamespace(segments=self.segments))
-        self.control = Control([limits], cast(Inventory, self.used))
+        self.owners = Owners()
+        limits = SimpleNamespace(segments=self.segments, owners=self.owners)
+        self.of: dict[int, MemberName] = {}
+        driver = SimpleNamespace(limits=limits, members_of=self.members_of)
+        self.control = Control([cast(Driver, driver)], cast(Inventory, self.used))
 
-    @property
-    def owners(self) -> Owners:
-        return self.control._owners
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        return {pid: self.of[pid] for pid in pids if pid in self.of}
 
     def attempt(self, name: str, *parts: Part) -> Segment:
         made = self.segments["acme", name, 0, 1, 10] = Segment.create(self.folder / name, parts)
@@ -186,7 +193,7 @@ async def test_a_job_whose_processes_cannot_be_told_has_a_constant_rate(scene: S
 async def test_a_pid_of_another_namespace_is_no_process_of_this_one(scene: Scene) -> None:
     one = scene.attempt("one", Part(GPU, rate=1000))
     scene.used.of[GPU] = {2**22: 0.5}  # beyond the greatest pid that there can be
-    scene.owners.sees_all_pids = False
+    scene.control._sees_all_pids = False
     for _ in range(3):
         await scene.step()
     [attempt] = scene.control._attempts.values()
@@ -271,3 +278,60 @@ async def test_what_dead_processes_held_is_given_back(scene: Scene) -> None:
     scene.over("one")
     await scene.step(2.0)
     assert not scene.owners._hosts, "nothing is kept of an attempt that is over"
+
+
+async def test_each_second_a_segment_is_told_what_nvml_says_of_its_processes(scene: Scene) -> None:
+    """The slot of this process, which counts 100 MiB and holds 400, and a process of the job without a slot."""
+    one = scene.attempt("one", Part(GPU, limit_bytes=1 << 30), Part(OTHER))
+    mine = owner_of(os.getpid(), own_ticks())
+    holds(one, 0, mine, here(), 100 << 20)
+    await scene.step()
+    scene.of = {7: ("acme", "one", 0, 1, 10), 8: ("acme", "other", 0, 1, 10)}
+    scene.used.holds[GPU] = {os.getpid(): 400, 7: 50, 8: 60}
+    await scene.step(2.0)
+    assert told(one, 0) == (mine, 300 << 20, one._read(segment._AT_READING)[0])
+    assert one._read(segment._AT_BEYOND)[0] == 50 << 20
+    scene.used.holds[GPU] = {os.getpid(): 80, 9: 50}
+    await scene.step(2.0)
+    assert told(one, 0)[1] == 0, "it is never less than what the process counts"
+    assert one._read(segment._AT_BEYOND)[0] == 0
+    one.close()
+
+
+def told(one: Segment, number: int) -> tuple[int, ...]:
+    """Return what the process of a slot was told of the first device: its owner, the bytes, and the reading."""
+    return one._read(segment._AT_TOLD + number * segment._TOLD_BYTES, 3)
+
+
+async def test_what_changes_while_nvml_is_asked_leaves_the_number_before_as_far_as_it_can_be(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = scene.attempt("one", Part(GPU, limit_bytes=1 << 30))
+    mine = owner_of(os.getpid(), own_ticks())
+    holds(one, 0, mine, here(), 100)
+    at = segment._AT_SLOTS + segment._LINE
+    changes, moves, mib = 0, 0, 0
+
+    async def held(slot: int) -> dict[int, int]:
+        nonlocal changes
+        changes += moves
+        one._write(at + 2 * 8, changes)  # it took or freed so much, and the driver is done
+        one._write(at + 3 * 8, changes)
+        return {os.getpid(): mib}
+
+    monkeypatch.setattr(scene.used, "held", held)
+    await scene.step()
+    for changed, says, guess, beyond in (
+        (0, 300, 7 << 20, 300),
+        (10, 305, 0, 300),  # within what changed: the number before may be true
+        (10, 320, 0, 310),  # it is at least this
+        (10, 200, 0, 210),  # and at most this
+        (10, 205, 3 << 20, 213),  # the guess is in what NVML says
+        (0, 200, 0, 200),
+    ):
+        moves, mib = changed << 20, says
+        one._write(at + 4 * 8, guess)
+        one._write(at + 6 * 8, one._read(segment._AT_READING)[0])
+        await scene.step(2.0)
+        assert told(one, 0)[1:] == ((beyond << 20) - 100, one._read(segment._AT_READING)[0])
+    one.close()

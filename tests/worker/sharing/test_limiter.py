@@ -152,8 +152,85 @@ def test_memory_of_the_host_and_of_other_devices_does_not_count(one: Limited) ->
 def test_a_context_counts_for_each_process_and_device(tmp_path: Path) -> None:
     job = many(tmp_path, limited(1000, context_bytes=300))
     with job.running("alloc=100", "stay", says=1):
-        assert job.segment.used(0) == 400
+        assert job.segment.used(0) == 100
         assert job.said("alloc=301", "alloc=300", "info") == ["2", "0", "0 of 1000"]
+
+
+def tell(job: Limited, held: dict[int, int]) -> None:
+    """Tell what NVML says that processes hold of the first device, by pid."""
+    reading = job.segment.begin_reading()
+    job.segment.tell(reading, 0, {slot.owner: held[slot.pid] for slot in reading.slots if slot.pid in held})
+
+
+@pytest.mark.slow
+def test_what_nvml_says_counts_in_the_place_of_a_guess(tmp_path: Path) -> None:
+    job = many(tmp_path, limited(1000, context_bytes=300))
+    with job.running("alloc=100", "stay", says=1) as process:
+        tell(job, {process.pid: 100 + 200})
+        assert job.said("alloc=401", "info") == ["2", "400 of 1000"], "a context of 200, and a guess of 300"
+        job.segment.tell_others(0, 50)
+        assert job.said("alloc=351", "alloc=350") == ["2", "0"], "what a process without a slot holds counts too"
+        tell(job, {process.pid: 0})
+        assert job.said("info") == ["550 of 1000"], "no less than what it counts itself, and nothing that was freed"
+
+
+@pytest.mark.slow
+def test_what_a_driver_keeps_of_a_process_goes_with_it(one: Limited) -> None:
+    with one.running("alloc=100", "stay", says=1) as process:
+        tell(one, {process.pid: GIB // 2})
+        assert one.said("info") == [f"{GIB // 2} of {GIB}"]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert one.said("info") == [f"{GIB} of {GIB}"]
+
+
+@pytest.mark.slow
+def test_memory_of_a_pool_is_of_the_device_of_the_pool_or_the_stream(tmp_path: Path) -> None:
+    job = many(tmp_path, limited(GIB, 0), limited(2 * GIB, 1))
+    words = (f"stream={GIB},1", f"pool={GIB},1", "stream=1,1", "pool=1,1", f"alloc={GIB}", "pool=1,0", "info")
+    assert job.said(*words, "freeasync=0", "stream=1,1") == ["0", "0", "2", "2", "0", "2", f"0 of {GIB}", "0", "0"]
+
+
+@pytest.mark.slow
+def test_what_a_pool_keeps_counts_once_and_is_given_up_for_others(one: Limited) -> None:
+    half = GIB // 2
+    said = one.said(
+        "keeps=0", f"async={GIB}", "freeasync=0", "info", f"async={half}", f"async={half}", "alloc=1", "freeasync=1",
+        f"alloc={half}", "info",
+    )  # fmt: skip
+    assert said == ["0", "0", "0", f"0 of {GIB}", "0", "0", "2", "0", "0", f"0 of {GIB}"]
+    assert one.held()[1] == GIB
+
+
+@pytest.mark.slow
+def test_memory_of_graphs_counts_as_long_as_the_driver_keeps_it(one: Limited) -> None:
+    mib = 1 << 20
+    half = (512 << 32) + 3
+    said = one.said(
+        f"graph={half}", "info", f"graph={half}", "info", f"graph={1024 << 32}", f"graph={1025 << 32}", "info",
+        f"alloc={GIB}", f"graph={1 << 32}", "graph=3",
+    )  # fmt: skip
+    left = f"{512 * mib} of {GIB}"
+    assert said == ["0", left, "0", left, "0", "2", f"{GIB} of {GIB}", "0", "2", "0"]
+    assert one.held()[1] == GIB
+
+
+@pytest.mark.slow
+def test_a_module_counts_by_its_size_until_nvml_has_told(one: Limited) -> None:
+    mib = 1 << 20
+    rest = GIB - 4 * mib
+    said = one.said(
+        f"module={3 * mib}", "info", "unload=0", f"alloc={rest}", f"module={mib}", "free=1", f"module={mib}"
+    )
+    assert said == ["0", f"{rest} of {GIB}", "0", "0", "2", "0", "0"]
+
+
+@pytest.mark.slow
+def test_a_process_that_only_asks_takes_no_slot(one: Limited) -> None:
+    assert one.said("info", "total=0", "copy=1") == [f"{GIB} of {GIB}", str(GIB), "0"]
+    assert one.segment.counts().high == 0
+    assert one.said("alloc=1", "info")[0] == "0"
+    assert one.segment.counts().high == 1
 
 
 @pytest.mark.slow
@@ -344,8 +421,15 @@ def test_fact_56_what_a_kernel_costs(one: Limited, route: str) -> None:
 
 @pytest.mark.slow
 def test_every_way_to_launch_costs(one: Limited) -> None:
-    throttle(one, 100)
-    for word, cost in (("launchex=4096", 0.20086), ("cooperative=4096", 0.20086), ("graph=50", 50 * 0.20086)):
+    throttle(one, 200)
+    each, least = 0.20086, 0.10002
+    for word, cost in (
+        ("launchex=4096", each),
+        ("cooperative=4096", each),
+        ("graph=50", 50 * each),
+        (f"graph={50 + (30 << 16)}", 80 * each + least),
+        ("graph=50,20", 20 * each),
+    ):
         before = one.segment.taken(0)
         assert one.said(word) == ["0"]
         assert (one.segment.taken(0) - before) / TOKEN == pytest.approx(cost, abs=0.0003), word
@@ -451,7 +535,12 @@ def test_both_sides_have_one_layout(tmp_path: Path) -> None:
         "offsetof(struct limiter_segment, rate)": segment._AT_RATE,
         "offsetof(struct limiter_segment, limit)": segment._AT_LIMIT,
         "offsetof(struct limiter_segment, context)": segment._AT_CONTEXT,
+        "offsetof(struct limiter_segment, beyond)": segment._AT_BEYOND,
         "offsetof(struct limiter_segment, uuid)": segment._AT_UUID,
+        "offsetof(struct limiter_segment, reading)": segment._AT_READING,
+        "offsetof(struct limiter_segment, told)": segment._AT_TOLD,
+        "sizeof(struct limiter_told)": segment._TOLD_BYTES,
+        "sizeof(struct limiter_use)": segment._USE_WORDS * 8,
         "offsetof(struct limiter_segment, dead)": segment._AT_DEAD,
         "offsetof(struct limiter_segment, attached)": segment._AT_COUNTS,
         "offsetof(struct limiter_segment, bucket)": segment._AT_BUCKETS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import platform
 import pwd
@@ -27,8 +28,9 @@ from moorage.worker.drivers.container.podman_command import words_of
 from moorage.worker.job.attempt_folders import NoFolder
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import settings_from
+from moorage.worker.sharing import memory_guard
+from moorage.worker.sharing.limiter import control, segment
 from moorage.worker.sharing.limiter import limits as module
-from moorage.worker.sharing.limiter import segment
 from moorage.worker.sharing.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, LimiterUnavailable, Limits
 from moorage.worker.sharing.limiter.segment import Segment
 from tests.nvidia.limited import built, uuid_of
@@ -37,6 +39,7 @@ from tests.waiting import until
 from tests.worker.drivers.test_docker_driver import NO_RULES
 from tests.worker.sharing.test_memory_guard import CONTEXT_MIB, GPU, HOLD, name_of, scene
 
+CHURN = Path(__file__).parents[2] / "nvidia" / "churn.py"
 NAME: MemberName = ("acme", "train", 0, 1, 10)
 MIB = 1 << 20
 pytestmark = pytest.mark.xdist_group("limiter")
@@ -274,10 +277,49 @@ async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
         assert one.agent.members.held[name_of("fits")].phase == "running"
         [path] = next(own_memory.iterdir()).iterdir()
         found = Segment.adopt(path)
-        await until(lambda: found.used(0) == 4000 * MIB, what="the neighbour's memory is counted")
+        assert found.used(0) == (4000 - CONTEXT_MIB) * MIB, "the neighbour's memory is counted"
+        [slot] = found.slots()
+        at = segment._AT_TOLD + slot.number * segment._TOLD_BYTES
+        told = (slot.owner, CONTEXT_MIB * MIB)
+        await until(lambda: found._read(at, 2) == told, what="and its context is measured")
         beat = found._read(segment._AT_HEARTBEAT)[0]
         await until(lambda: found._read(segment._AT_HEARTBEAT)[0] > beat, what="a heartbeat")
         found.close()
+
+
+@pytest.mark.slow
+async def test_a_job_that_obeys_is_never_ended_however_it_takes_its_memory(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten thousand times: memory, pools that keep it, graphs and modules, up to what its part has room for."""
+    monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
+    for each in (memory_guard, control):
+        monkeypatch.setattr(each, "LOOK_S", 0.1)
+    part_mib = 3000
+    async with scene(nats_url, unique, tmp_path, limiter=True, guard_grace_s=0.0) as one:
+        argv = [sys.executable, str(CHURN), str(tmp_path / "churned"), "10000", str(part_mib)]
+        await one.run("churns", argv, {"sharing": "time-slice", "share": {"memory_mib": part_mib}})
+        exited = await one.leader.heard("w1", "exited", name_of("churns"), deadline_s=540)
+        assert (exited.code, exited.detail) == (0, "exit")
+        came = json.loads((tmp_path / "churned").read_text())
+        assert came["most"] <= part_mib, "it never held more than its part, by the driver's own count"
+        assert came["refused"] > 500
+        assert came["full"] > 500, "it often held nearly all of it"
+        assert "over-grant" not in caplog.text
+
+
+@pytest.mark.slow
+async def test_a_job_that_clears_ld_preload_is_ended_within_three_seconds(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
+    monkeypatch.setattr(memory_guard, "LOOK_S", 1.0)
+    async with scene(nats_url, unique, tmp_path, limiter=True) as one:
+        await one.hold("clears", 4000, 3000, "/usr/bin/env", "-u", "LD_PRELOAD")
+        began_s = time.monotonic()
+        exited = await one.leader.heard("w1", "exited", name_of("clears"))
+        assert time.monotonic() - began_s < 3.0
+        assert exited.detail == f"over-memory: it holds {4000 + CONTEXT_MIB} MiB of GPU 0, 3000 are granted"
 
 
 @pytest.mark.slow

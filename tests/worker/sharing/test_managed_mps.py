@@ -260,6 +260,28 @@ async def test_the_jobs_of_a_daemon_that_fails_are_lost_and_the_next_gets_anothe
 
 
 @pytest.mark.slow
+async def test_the_job_whose_process_broke_the_server_ends_by_its_own_fault(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, monkeypatch) as one:
+        await one.client("guilty")
+        await one.client("victim")
+        [pid] = [pid for pid, job in one.clients().items() if job == "guilty"]
+        log = one.sockets / "0" / "log" / "server.log"
+        log.write_text(
+            "[2026-11-26 07:00:00.000 Server 11] Client process 1 encountered a fatal GPU error.\n"
+            f"[2026-11-26 07:00:00.000 Server 12] Client process {pid} encountered a fatal GPU error.\n"
+            "[2026-11-26 07:00:00.001 Server 12] Client process disconnected\n"
+        )
+        one.played.feel("fault")
+        for job in ("guilty", "victim"):
+            await one.leader.heard("w1", "exited", name_of(job), deadline_s=120)
+        one.played.feel("")
+        told = f"mps-fault: its process {pid} had a fatal GPU error, which ended the MPS server"
+        assert one.exits() == {"guilty": told, "victim": "lost"}
+
+
+@pytest.mark.slow
 async def test_a_new_agent_takes_the_daemon_over(nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with scene(nats_url, unique, monkeypatch) as one:
         await one.share("first")

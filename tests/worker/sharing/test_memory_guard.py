@@ -27,8 +27,10 @@ from moorage.worker.session.member_messages import Log, MemberName
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing import member_processes, memory_guard
+from moorage.worker.sharing.limiter import limits
 from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.memory_guard import FAILED_MAX, SHARED, WELL_MIN, MemoryGuard
+from tests.nvidia.limited import built
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
 from tests.worker.agent.test_agent_process import state_folder
@@ -164,8 +166,9 @@ async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_p
 
 @pytest.mark.slow
 async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_on(
-    nats_url: str, unique: str, tmp_path: Path
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "LIBRARY", built() / "limiter.bin")
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4, limiter=True) as one:
         name, agent = name_of("late"), one.agent
         hello = one.leader.seat("w1").joins[-1].hello
@@ -189,8 +192,11 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
         assert agent.journal.state.places[name].resized == 7, "the next agent knows it too"
         assert one.exits() == {}
         await resize(8, Share(1200, 40))
+        await asyncio.sleep(0.4 + SOME_LOOKS_S)
+        assert one.exits() == {}, "it obeys, and gets no more"
+        await resize(9, Share(700, 40))
         exited = await one.leader.heard("w1", "exited", name)
-        assert exited.detail == f"over-memory: it holds {1000 + CONTEXT_MIB} MiB of GPU 0, 1200 are granted"
+        assert exited.detail == f"over-memory: it holds {1000 + CONTEXT_MIB} MiB of GPU 0, 700 are granted"
 
 
 @pytest.mark.parametrize("mode", ["time-slice", pytest.param("mps", marks=pytest.mark.slow)])

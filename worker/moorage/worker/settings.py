@@ -175,7 +175,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limiter_context: Annotated[
         int,
         setting(
-            "Part of a job's memory share that the limiter sets aside for the CUDA context of each process.",
+            "What the limiter counts for a process's CUDA context until NVML has measured it; and what a job that obeys"
+            " the limiter may hold beyond its share.",
             unit="bytes",
             ge=0,
             le=1 << 40,

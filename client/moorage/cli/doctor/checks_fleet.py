@@ -18,6 +18,15 @@ from moorage.schemas.units import many
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
+#: what to do about a device, by the kind of its fault
+DEVICE_FIXES: Final = {
+    "fabric": "start nvidia-fabricmanager on the host; the GPU is open again once its fabric is ready",
+    "cdi": "run the command that the line names as root on the host; the worker sees the new spec within seconds",
+    "cut-off": "run the job again: moorage admin requeue JOB; to prevent it, have the engine use CDI, or the"
+    " cgroup driver cgroupfs",
+    "foreign": "end the process that is named, or lend the GPU to it: moorage admin audit",
+    "quarantined": "moorage admin release --worker WORKER --gpu N, once the GPU is surely free",
+}
 #: workers that a line names
 NAMES_MAX: Final = 3
 #: the part of its bytes at which the durable queue is nearly full
@@ -212,6 +221,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield _workers(fleet["workers"])
     yield from _what_lacks(fleet["workers"])
     yield from _device_fences(fleet["workers"])
+    yield from _devices(fleet["workers"])
 
 
 def _copies(wanted: int, lacking: list[str], seen_ms_ago: int | None) -> Check:
@@ -282,8 +292,8 @@ def follows(behind: int, gaps: list[list[int]]) -> Check:
         from_ms, until_ms, records = gaps[-1]
         since = f"from {utc(from_ms)} to {utc(until_ms)}" if from_ms else f"up to {utc(until_ms)}"
         found = (
-            f"no history was written and no GPU time counted {since}: {many(records, 'record')} of the ledger had to be "
-            f"deleted before they were read (such gaps: {len(gaps)})"
+            f"no history was written and no GPU time counted {since}: {many(records, 'record')} of the ledger had to "
+            f"be deleted before they were read (such gaps: {len(gaps)})"
         )
         return Check("follower", "warn", found, f"{log}; moorage usage names each gap")
     if behind > BEHIND_MAX:
@@ -396,6 +406,18 @@ def _device_fences(rows: list[dict[str, Any]]) -> Iterator[Check]:
         ]
         if names:
             yield Check("device-fence", "ok", f"on {many(len(names), 'worker')} {words}{_named('', names)}")
+
+
+def _devices(rows: list[dict[str, Any]]) -> Iterator[Check]:
+    """Tell which GPUs get no jobs because of a fault, and of which a worker warns, by kind of fault."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        for trouble in row.get("troubles", ()) if row["state"] not in _AWAY else ():
+            found.setdefault(trouble["kind"], []).append((row["worker"], trouble["detail"]))
+    for kind, told in sorted(found.items()):
+        what = f"{kind} on {many(len(told), 'GPU')}{_named('', sorted({worker for worker, _ in told}))}"
+        fix = DEVICE_FIXES.get(kind, "moorage fleet has a line for each; docs/how-to/look-after-a-failing-gpu.md")
+        yield Check("devices", "warn", f"{what}: {told[0][1]}".rstrip(": "), fix)
 
 
 def _named(state: str, names: list[str]) -> str:

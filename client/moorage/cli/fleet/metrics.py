@@ -56,7 +56,7 @@ def metrics(
     scraped.
 
     Tells GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's
-    copies. The command fails if no leader answers at its start; later, --listen serves `moorage_up` 0 while none does.
+    copies. The command fails if no leader answers; with --listen, it serves `moorage_up` 0 while none does.
     --json changes nothing. It needs an operator's key and the package prometheus-client.
     """
 
@@ -299,8 +299,14 @@ class _Scraped:
 
 
 async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> None:
-    """Serve the metrics until it is cancelled. Raises `MoorageError` if it may not listen at that address."""
-    await _ask(client)  # a key that may not, or no leader, is told at once
+    """Serve the metrics until it is cancelled. Raises `MoorageError` if its key may not ask, or if it may not listen at
+    that address."""
+    from moorage.client.errors import NoScheduler
+
+    try:
+        await _ask(client)
+    except NoScheduler as error:
+        say(f"no leader answers yet: {error}")
     try:
         server, thread = library.start_http_server(port, host, _Scraped(client))
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -28,6 +29,8 @@ ASK_S: Final = 0.5
 LISTED_S: Final = 120.0
 #: how long NVML has to divide a GPU
 NVML_S: Final = 120.0
+#: how long NVIDIA's program has to make a CDI spec
+SPEC_S: Final = 60.0
 FOR_DEFAULT: Final = "1h"
 
 
@@ -47,8 +50,9 @@ def mig(
     """Divide a GPU of this host into other MIG slices.
 
     Run it as root on the worker's host. It drains the worker, waits until the last job and lease there has ended,
-    destroys the slices of that GPU, makes the new ones, waits until the worker lists them, and opens the worker again
-    if it was open before, also when it gives up after --at-most or by Ctrl-C while it waits for jobs.
+    destroys the slices of that GPU, makes the new ones, and has nvidia-ctk make the host's CDI spec anew, if there is
+    one. It waits until the worker lists the slices, and opens the worker again if it was open before, also when it
+    gives up after --at-most or by Ctrl-C while it waits for jobs.
     A layout that does not fit leaves the former slices. If this fails later or is killed, the worker stays drained:
     the same command once more makes what is missing, and moorage uncordon opens the worker.
     """
@@ -73,6 +77,8 @@ def mig(
             raise
         try:
             changed = await _in_time(lambda: found.change(wanted))
+            if changed and (told := await _specs_made_anew()):
+                say(told)
             slices = await _listed(client, worker, (uuid, pci), sorted(wanted))
         except BaseException:
             say(f"worker {worker} stays drained; moorage uncordon {worker} opens it for jobs again")
@@ -91,6 +97,40 @@ def mig(
             )
 
     return with_client(options, work)
+
+
+async def _specs_made_anew() -> str:
+    """Have NVIDIA's program make the CDI spec of this host anew, which lacks the new slices, if there is a spec.
+
+    Return a line to show: what was done, or what is left to do; "" without a spec.
+    """
+    from moorage.worker.devices.readers.cdi import KINDS, folders, read_registry, spec_files
+    from moorage.worker.devices.readers.cdi_devices import MAKES_SPEC, spec_of
+    from moorage.worker.devices.readers.threads import in_thread
+
+    where, kind = folders(), KINDS["nvidia"]
+    if not (await in_thread("cdi", lambda: read_registry(where))).names(kind):
+        return ""
+    file = spec_of([path for folder in where for path in spec_files(folder)], kind)
+    lacks = f"containers by CDI do not find the new devices before it is made anew: {MAKES_SPEC}{file}"
+    words = f"{MAKES_SPEC}{file}".split()
+    if (program := shutil.which(words[0])) is None:
+        return f"warning[cdi]: {words[0]} is not on the PATH, and {file} is older than the devices; {lacks}"
+    made = await asyncio.create_subprocess_exec(
+        program, *words[1:], stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(SPEC_S):
+            _, said = await made.communicate()
+    except TimeoutError:
+        made.kill()
+        await made.wait()
+        return f"warning[cdi]: {words[0]} did not end within {SPEC_S:g} s; {lacks}"
+    if made.returncode:
+        why = said.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {made.returncode}"]
+        return f"warning[cdi]: {words[0]} failed: {why[0]}; {lacks}"
+    return f"the CDI spec {file} is made anew"
 
 
 async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:

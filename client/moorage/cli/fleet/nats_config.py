@@ -231,7 +231,7 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
             "note: submitters may submit to the scheduler only, not to the durable queue, which needs an account "
             "for each tenant"
         )
-    first = written["configuration"][1]
+    [first, *_] = (path for path in written["configuration"] if Path(path).name.startswith("server"))
     say(f"next: nats-server -c {first}")
     if not is_first:
         again = " && ".join(["nats-server --signal reload"] * RELOADS)

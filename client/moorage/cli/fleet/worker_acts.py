@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say, tell
@@ -13,6 +13,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.operate import Done
 
 _Worker: TypeAlias = Annotated[
     str, Parameter(help="The worker's id, as moorage fleet shows it.", lists="fleet --format {worker}")
@@ -62,7 +63,7 @@ def drain(
     async def work(client: AsyncClient) -> None:
         asked = datetime.now().astimezone()
         done = await client.fleet.drain(worker, within=within, begin=begin, last=last, why=why)
-        if "drain" in done:
+        if done.drain is not None:
             told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
         else:
             told = f"draining{_goes_on(done)}"
@@ -146,7 +147,7 @@ def uncordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
     return with_client(options, work)
 
 
-def _tell(options: Options, worker: str, done: dict[str, Any], told: str, *, undo: bool) -> None:
+def _tell(options: Options, worker: str, done: Done, told: str, *, undo: bool) -> None:
     if options.json:
         emit(done)
         return
@@ -155,11 +156,10 @@ def _tell(options: Options, worker: str, done: dict[str, Any], told: str, *, und
         say(f"undo: moorage uncordon {worker}")
 
 
-def _on_it(done: dict[str, Any]) -> str:
-    members = done.get("members", 0)
-    return f", {many(members, 'attempt')} on this worker" if members else ""
+def _on_it(done: Done) -> str:
+    return f", {many(done.members, 'attempt')} on this worker" if done.members else ""
 
 
-def _goes_on(done: dict[str, Any]) -> str:
+def _goes_on(done: Done) -> str:
     on_it = _on_it(done)
-    return f"{on_it} {'goes' if done['members'] == 1 else 'go'} on" if on_it else ""
+    return f"{on_it} {'goes' if done.members == 1 else 'go'} on" if on_it else ""

@@ -14,6 +14,7 @@ FIXES: Final[dict[str, str]] = {
     "too-large": "put large data into a store and pass its address to the job",
     "not-found": "moorage ls, or moorage fleet",
     "over-memory": "ask for a larger share, with room for the CUDA context, or for a GPU of its own",
+    "mps-fault": "moorage logs {job} has its CUDA error; a GPU of its own keeps it from harming other jobs",
     "idle": "ask for GPUs once the job is to use them, and end it when it has: moorage logs {job}",
     "conflict": "choose another job id; or send the same content, which is the same job",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
@@ -46,7 +47,7 @@ NOTES: Final[dict[str, str]] = {
     "too-large": "a request has at most 64 KiB, a frame 900 KiB; the SDK and the command split long lists",
     "conflict": "the first request is unchanged",
     "permission-refused": "NATS refuses it, not moorage: over plain NATS it is a -ERR line and no answer",
-    "no-match": "only when on_no_match says reject: else it is a warning, and the job waits",
+    "no-match": "a job waits; with on_no_match = reject it is refused as failed-precondition",
 }
 
 

@@ -70,7 +70,7 @@ def say_accepted(job: Job, request: Request) -> None:
     tell_warnings(accepted)
     if accepted.waiting is not None and "reason" in accepted.waiting:
         say(f"waits: {waits(accepted.waiting)}")
-    say(f"follow: moorage logs {job.id}   why: moorage explain {job.id}")
+    say(f"follow: moorage logs {job.job}   why: moorage explain {job.job}")
 
 
 def tell_warnings(accepted: Accepted) -> None:

@@ -145,7 +145,11 @@ class JobFlags:
     ] = None
     driver_config: Annotated[
         str | None,
-        Parameter(help='Settings for drivers as JSON, an object for each driver: {"docker": {…}}.', value="JSON"),
+        Parameter(
+            help='Settings for drivers as JSON, an object for each driver: {"docker": {…}}.',
+            names=("--driver-config", "--driver-config-json"),
+            value="JSON",
+        ),
     ] = None
     image: Annotated[str | None, Parameter(help="Image of the container or the virtual machine.", value="IMAGE")] = None
     time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None

@@ -6,16 +6,17 @@ from typing import Any, Final
 
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import age, table
+from moorage.cli.jobs.use import use_cell
 
-COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "CODE", "WORKER", "WHY")
+COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "USE", "CODE", "WORKER", "WHY")
 
 
 def jobs_table(rows: list[dict[str, Any]]) -> str:
     return table(
         COLUMNS,
         [job_row(row) for row in rows],
-        numbers=("PRI", "TRY", "AGE", "CODE"),
-        optional=("TRY", "PRI", "CODE", "AGE"),
+        numbers=("PRI", "TRY", "AGE", "USE", "CODE"),
+        optional=("TRY", "PRI", "CODE", "USE", "AGE"),
         shortened=("JOB",),
     )
 
@@ -29,6 +30,7 @@ def job_row(row: dict[str, Any]) -> list[Any]:
         row["priority"],
         row["attempt"],
         age(row["age_ms"]),
+        use_cell(row),
         code_cell(row["code"]),
         worker_cell(row),
         ended_by_itself(row["state"], row["code"], row["why"]),

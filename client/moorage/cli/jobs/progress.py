@@ -21,7 +21,7 @@ from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
-    from moorage.client.follow.output import Piece
+    from moorage.client.output import Piece
     from moorage.schemas.frames import Event
 
 
@@ -143,6 +143,9 @@ class Progress:
         of = f"replica {piece.replica}: " if self._labelled is not None else ""
         if piece.ports:
             self._note(f"{of}ports: {ports_words(piece.ports)}")
+            return
+        if piece.note.startswith("warning["):
+            self._note(f"{of}{piece.note}")
             return
         head = piece.note.split(": ")[0]
         if not self._quiet and (self._rewrites or head != self._noted):

@@ -22,9 +22,9 @@ from moorage.client.login import who
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.follow.output import Joiner
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
+    from moorage.client.output import Joiner
     from moorage.schemas.job import Request
 
 NoPrefix = Annotated[bool, Parameter(help="Print output as it comes, without [replica] before each line.")]
@@ -160,10 +160,10 @@ async def _kept(
     *,
     labelled: bool,
 ) -> int:
-    from moorage.client.follow.output import Joiner, newest_attempts
+    from moorage.client.output import Joiner, newest_attempts
 
     progress = Progress(job, quiet=options.json, labelled=labelled)
-    joiner, given = Joiner(client._wire, job, tail), 0
+    joiner, given = Joiner(client._wire.read, job, tail), 0
     async for piece in joiner.kept_of(newest_attempts((await client.job(job).show()).data), replica, attempt):
         given += 1
         if options.json:

@@ -107,7 +107,7 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
             found = [name for name in await _newest(client) if name.startswith(word) and _is_made_up(name)]
             names.append(_only(word, found) if found else word)
         else:
-            names.append(client.job(word.removeprefix(EXACTLY)).id)
+            names.append(client.job(word.removeprefix(EXACTLY)).job)
     return list(dict.fromkeys(names))
 
 
@@ -120,7 +120,7 @@ async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitabl
     from moorage.client.errors import NotFound
 
     try:
-        return await ask(client.job(word.removeprefix(EXACTLY)).id)
+        return await ask(client.job(word.removeprefix(EXACTLY)).job)
     except NotFound:
         if word.startswith(EXACTLY):
             raise

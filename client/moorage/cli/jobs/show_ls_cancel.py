@@ -10,6 +10,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import age, facts, ports_words, table, utc, utc_ms
+from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.job_rows import (
     code_cell,
@@ -21,6 +22,7 @@ from moorage.cli.jobs.job_rows import (
     worker_cell,
 )
 from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
+from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
@@ -41,14 +43,23 @@ CUT_S_MAX: Final = 1.0
 
 def show(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
-    watch: Annotated[bool, Parameter(help="Of one job: a line for each state change until it has ended.")] = False,
+    watch: Annotated[
+        bool,
+        Parameter(
+            help="Of one job, until it has ended: drawn again with its use of GPUs; in a pipe, a line for each change."
+        ),
+    ] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Show jobs: request, state and all state changes."""
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
-            async for event in client.job(await one_id(client, ",".join(jobs), "show --watch")).events():
+            name = await one_id(client, ",".join(jobs), "show --watch")
+            if (screen := Screen(sys.stdout)).live and not options.json and options.format is None:
+                await _draw(client, name, screen)
+                return None
+            async for event in client.job(name).events():
                 if not options.shown(event, [event]):
                     if event.enforced is not None and not event.changes:
                         tell(f"from now on {enforced_words(_as_dict(event.enforced))}")
@@ -71,6 +82,24 @@ def show(
         return None
 
     return with_client(options, work)
+
+
+async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
+    """Draw the job and its use of GPUs every `WATCH_S` seconds until it has ended."""
+    import asyncio
+
+    from moorage.client.errors import ClientError
+
+    while True:
+        data = (await client._wire.answer("show", {"job": job})).data
+        lines = _words(data).splitlines()
+        if any("use" in row for row in data.get("replica_states", ())):
+            with contextlib.suppress(ClientError):  # it has ended since, or its worker is away
+                lines += ["", *use_table(await use_rows(client, job, None), sys.stdout).splitlines()]
+        screen.draw(lines)
+        if data["state"] in TERMINAL:
+            return
+        await asyncio.sleep(WATCH_S)
 
 
 async def _ports_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -97,14 +126,14 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
     import asyncio
 
     from moorage.client.errors import ClientError
-    from moorage.client.follow.output import STREAMS, newest_attempts, read_page
+    from moorage.client.output import STREAMS, newest_attempts, read_page
     from moorage.schemas.frames import StreamName
 
     found: dict[str, int | None] = {}
 
     async def ask(replica: int, attempt: int | None, stream: StreamName) -> None:
         with contextlib.suppress(ClientError):
-            page = await read_page(client._wire, job, replica, attempt, stream, -1, 1)
+            page = await read_page(client._wire.read, job, replica, attempt, stream, -1, 1)
             if page.truncated:
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 
@@ -151,45 +180,48 @@ def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show(data: dict[str, Any]) -> None:
+    tell(_words(data))
+
+
+def _words(data: dict[str, Any]) -> str:
+    """Return a job in full: facts, and a table of its state changes."""
     changes = data.get("changes", [])
     began = changes[0]["time_ms"] if changes else None
     simulated = data.get("simulated") or _simulated(changes)
     request = data.get("request", {})
-    tell(
-        facts(
-            [
-                ("job", data["job"]),
-                ("tenant", data["tenant"]),
-                ("state", data["state"]),
-                ("simulated", "yes" if simulated else ""),
-                ("gpu", data.get("gpu")),
-                ("command", " ".join(request.get("run", {}).get("argv", []))),
-                ("priority", data.get("priority")),
-                ("age", age(data["age_ms"]) if "age_ms" in data else ""),
-                ("worker", worker_cell(data)),
-                ("replicas", _replicas(data)),
-                ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
-                ("guest", guest_words(data)),
-                ("ports", _ports(data)),
-                ("output", _cuts(data)),
-                ("code", code_cell(data.get("code"))),
-                ("why", ended_by_itself(data["state"], data.get("code"), data.get("why") or "")),
-                ("kept", _kept(data)),
-                *_kept_rows(data),
-            ]
-        )
+    about = facts(
+        [
+            ("job", data["job"]),
+            ("tenant", data["tenant"]),
+            ("state", data["state"]),
+            ("simulated", "yes" if simulated else ""),
+            ("gpu", data.get("gpu")),
+            ("command", " ".join(request.get("run", {}).get("argv", []))),
+            ("priority", data.get("priority")),
+            ("age", age(data["age_ms"]) if "age_ms" in data else ""),
+            ("worker", worker_cell(data)),
+            ("replicas", _replicas(data)),
+            ("use", use_words(data)),
+            ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
+            ("guest", guest_words(data)),
+            ("ports", _ports(data)),
+            ("output", _cuts(data)),
+            ("code", code_cell(data.get("code"))),
+            ("why", ended_by_itself(data["state"], data.get("code"), data.get("why") or "")),
+            ("kept", _kept(data)),
+            *_kept_rows(data),
+        ]
     )
-    if changes:
-        tell("")
-        tell(
-            table(
-                ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
-                [_change_row(change, began) for change in changes],
-                numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
-                optional=("REV", "GPUS", "CODE"),
-                wraps=True,
-            )
-        )
+    if not changes:
+        return about
+    story = table(
+        ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
+        [_change_row(change, began) for change in changes],
+        numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
+        optional=("REV", "GPUS", "CODE"),
+        wraps=True,
+    )
+    return f"{about}\n\n{story}"
 
 
 #: replicas in one state that `show` names

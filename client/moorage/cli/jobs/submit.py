@@ -120,7 +120,7 @@ async def _one(client: AsyncClient, request: Request, options: RowOptions) -> in
         job = await client.submit(request)
         assert job.accepted is not None
         if not options.shown(job.accepted, [job.accepted]):
-            tell(job.id)
+            tell(job.job)
             say_accepted(job, request)
 
     return await detachable(ask(), lambda: say_interrupted([request.job]))
@@ -140,7 +140,7 @@ async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: Ro
     for at, job in enumerate(jobs):
         if job is not None:
             if not options.shown(job.accepted, [job.accepted]):
-                tell(job.id)
+                tell(job.job)
             continue
         if options.json:
             emit(problems[at])

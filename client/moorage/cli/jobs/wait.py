@@ -69,14 +69,14 @@ def wait(
         rows = Rows(("JOB", "STATE", "CODE", "WHY"), numbers=("CODE",), widths=WIDTHS)
         async with Meanwhile(client, names) as meanwhile:
             async for job in client.as_completed(handles, at_most):
-                result = results[job.id] = _known(job.known_result)
-                meanwhile.over(job.id)
+                result = results[job.job] = _known(job.known_result)
+                meanwhile.over(job.job)
                 if options.json or options.format:
-                    answer = await client._wire.answer("show", {"job": job.id})
+                    answer = await client._wire.answer("show", {"job": job.job})
                     options.shown(answer, [answer.data])
                 else:
                     code = None if result.code is None else shell_code(result.code)
-                    tell(rows.line((job.id, result.state, code, result.why)))
+                    tell(rows.line((job.job, result.state, code, result.why)))
         if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
             say(f"{many(len(names), 'job')} ended, {failed} of them not SUCCEEDED")

@@ -25,9 +25,9 @@ def add_path(
     """Run a command with PATH, LD_PRELOAD and LD_LIBRARY_PATH extended, in place of this process.
 
     TF_PATH, TF_LD_PRELOAD and TF_LD_LIBRARY_PATH are put behind what is there, TF_PREPEND_PATH, TF_PREPEND_LD_PRELOAD
-    and TF_PREPEND_LD_LIBRARY_PATH before it. A folder that is there already stays where it is. Jobs of the driver
-    process have this without the command. The exit code is that of the command; 127 if it is not found, 126 if it
-    cannot be executed.
+    and TF_PREPEND_LD_LIBRARY_PATH before it. A folder that is there already stays where it is. Jobs have this without
+    the command, in containers and virtual machines too. The exit code is that of the command; 127 if it is not found,
+    126 if it cannot be executed.
     """
     code = 0
 

@@ -1,44 +1,47 @@
-"""Follow jobs: merge what is heard of them, and ask the leader for what was missed.
+"""Follow jobs: hear their events, and ask the leader for what was missed.
 
-The events of a job are on its own subject and in the tenant's frames; many followers share one subscription to the
-frames (`feed`). The leader is asked by `show`, by `ls` for a crowd, and by `history` for transitions that are too old
-for `show`. It is asked at the beginning, after a gap, a reconnection, an overflow or an unreadable frame, and after a
-long silence, because the last event may have been lost.
+A job's own subject costs the leader and the server a message for every change, and this process a subscription and a
+request for earlier events. The leader sends each tick's events to the tenant's subject in any case. A client therefore
+subscribes to that subject, once for all of its followers,
+
+- while it follows many jobs or waits for them, and
+- while it lingers: for LINGER_S after it began to run a job, or to await the result of one that it submitted. It then
+  receives all events of the jobs that it submits next, and needs no request for their results. It does not linger if
+  nearly all events are of other clients' jobs.
+
+The leader is asked by `show`, by `ls` for a crowd, and by `history` for transitions that are too old for `show`: at the
+beginning, after a gap, a reconnection, an overflow or an unreadable frame, and after a long silence, because the last
+event may have been lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import math
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from itertools import islice
-from math import inf
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from moorage.bus.errors import ConnectionClosed, RequestTimeout
 from moorage.bus.inbox import CLOCK_S, Answers
-from moorage.bus.transport import Delivery, Handler, Subscribed
-from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, timed_out
-from moorage.client.follow.budget import Budget, Held
-from moorage.client.follow.feed import Asks, Feed, check_permitted
-from moorage.client.follow.output import Piece
-from moorage.client.follow.story import Seen, Story, behind, changes_of, decided, result_of, shown_event
+from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.errors import NotPermitted, TimedOut, Unreachable
+from moorage.client.follow.story import Story, changes_of
 from moorage.client.known_drivers import KnownDrivers
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Answer, Change, Event
-from moorage.schemas.job import TERMINAL, Request
+from moorage.schemas.frames import Answer, Change, Event, Events, ResultLine, Results
+
+if TYPE_CHECKING:
+    from moorage.client.connected import Connected
 
 #: if a client has this many followers, further ones share the subscription to the tenant's frames. The states of this
-#: many jobs or more are read by `ls`, after a delay in which most jobs may end
+#: many jobs or more are read by `ls`
 CROWD: Final = 16
-#: a crowd is asked for after its first silence of QUIET_S, after FIRST_ASK_S at the latest
-QUIET_S: Final = 0.05
-FIRST_ASK_S: Final = 1.0
-#: most names in one `ls`, and most `show` at once: their cost for the leader is small
-LISTED_MAX: Final = 250
+#: most `show` at once: their cost for the leader is small
 SHOWS_AT_ONCE: Final = 64
 #: after a silence of this length the leader is asked, as the last event may have been lost
 REPAIR_S: Final = 10.0
@@ -49,34 +52,111 @@ REPAIR_JOBS_MAX: Final = 250
 RETRY_S: Final = 0.5
 #: the first answer may take this long even if the timeout is shorter: `timeout=0` tests whether a job has ended
 FIRST_ANSWER_S: Final = 1.0
-#: bytes that an item takes here beside its text, and bytes of one transition. Events beyond the client's budget are
-#: asked for later; output beyond it is lost (and counted)
-ITEM_BYTES: Final = 512
-CHANGE_BYTES: Final = 512
-#: a reader that only needs the job's end is woken early if this many items wait
-TOGETHER_MAX: Final = 64
+#: how long a client stays subscribed after it awaited a result
+LINGER_S: Final = 5.0
+#: a client stops lingering after OTHERS_FREE events of other clients' jobs, and OTHERS_PER_OWN more for each of its own
+OTHERS_PER_OWN: Final = 32
+OTHERS_FREE: Final = 5_000
+#: after that it does not linger for this long
+CROWDED_OUT_S: Final = 60.0
+#: most received results that wait for their readers; the oldest are dropped first, and can be read from the bucket
+RESULTS_MAX: Final = 4096
+#: most transitions that are kept of a submitted job that is not followed yet
+HELD_MAX: Final = 64
+#: bytes of events and output that one client holds until its readers take them. Events beyond it are asked for later;
+#: output beyond it is lost (and counted)
+BYTES_MAX: Final = 256 * 1024 * 1024
 #: argument of `show` for a follower of the tenant's frames: it does not turn on the job's own subject
 BY_FRAMES: Final = {"events": "tenant"}
 
-H = TypeVar("H")
-J = TypeVar("J", bound=Seen)
+T = TypeVar("T")
 
-_decode_event: Final[Decoder[Event]] = Decoder(Event, from_leader=True)
+_decode_results: Final[Decoder[Results]] = Decoder(Results, from_leader=True)
+decode_events: Final[Decoder[Events]] = Decoder(Events, from_leader=True)
+
+
+class Budget:
+    """The bytes that a client may still hold."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self.left = bytes_max
+
+    def take(self, size: int, spare: int = 0) -> bool:
+        """Reserve `size` bytes; return False, and reserve none, if fewer than `spare` bytes would be left."""
+        if self.left - size < spare:
+            return False
+        self.left -= size
+        return True
+
+    def give(self, size: int) -> None:
+        """Return bytes that were reserved."""
+        self.left += size
+
+
+class Held(Generic[T]):
+    """Items that wait for their reader, each with its size in bytes."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._items: deque[tuple[T, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T, size: int, *, always: bool = False) -> bool:
+        """Add an item; return False if the client holds too much, unless it is added `always`."""
+        if always:
+            self._budget.give(-size)
+        elif not self._budget.take(size):
+            return False
+        self._items.append((item, size))
+        return True
+
+    def take(self) -> T:
+        """Remove and return the oldest item."""
+        item, size = self._items.popleft()
+        self._budget.give(size)
+        return item
+
+    def take_all(self) -> list[T]:
+        """Remove and return all items."""
+        return [self.take() for _ in range(len(self._items))]
+
+
+def check_permitted(subscription: Subscribed | None) -> None:
+    """Raise `NotPermitted` if the server has refused this subscription, as far as that is known by now."""
+    if subscription is not None and subscription.refused is not None:
+        raise NotPermitted(subscription.refused.problem)
 
 
 class Stories:
-    """The followers of jobs on one open client. `upkeep` is the context of the timers that end silences."""
+    """What the followers of one open client share: its subscription to the tenant's frames, and its budget.
 
-    def __init__(self, asks: Asks, upkeep: contextvars.Context | None = None) -> None:
-        self.asks = asks
-        self.feed = Feed(asks)
+    `upkeep` is the context of the timers that end silences. Not thread-safe.
+    """
+
+    def __init__(self, client: Connected, upkeep: contextvars.Context | None = None) -> None:
+        self.client = client
         self.drivers = KnownDrivers()
         self.budget = Budget()
         self.waits = Answers("")  # waits for events use the class for answers: one timer serves all of them
         self.silences = Answers("", context=upkeep)
         self.followers: set[Follower] = set()
         self.endless: set[asyncio.Event] = set()  # waits without a timeout: these events are set at the close
+        #: by name: small results of jobs that are followed here, from the subject for all results of the tenant
+        self.results: dict[str, ResultLine] = {}
         self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._listeners: dict[str, list[Follower]] = {}
+        self._expected: weakref.WeakValueDictionary[str, Story] = weakref.WeakValueDictionary()
+        self._subscription: Subscribed | None = None
+        self._results: Subscribed | None = None
+        self._changing = asyncio.Lock()  # one task subscribes or unsubscribes at a time
+        self._lingers_until_s = 0.0
+        self._lingers_not_until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._own = self._others = 0  # events since the client began to linger
 
     def check_open(self) -> None:
         """Raise RuntimeError if the client was closed: no event would ever arrive."""
@@ -90,58 +170,256 @@ class Stories:
 
     def refresh(self) -> None:
         """Have all followers ask the leader again: the connection was lost and is back."""
-        self.feed.refresh()
+        self._doubt_expected()
         for follower in self.followers:
-            follower.refresh()
+            follower._refresh()
 
     def close(self) -> None:
-        """End all waits, because the client is closed."""
+        """End all waits, because the client is closed, and its subscriptions with it."""
         self._is_closed = True
-        self.feed.close()
-        for follower in self.followers:
-            follower.refresh()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.refresh()
         for closed in self.endless:
             closed.set()
         self.waits.fail_all(ConnectionClosed)
         self.silences.fail_all(ConnectionClosed)
 
+    async def frames(self, subject: str, decode: Callable[[bytes], T], most: int | None) -> AsyncGenerator[T, None]:
+        """Yield the frames on a subject, without end. The newest frames wait for the reader, at most `most` of them,
+        and as many as the budget has room for; invalid frames are skipped."""
+        waiting: Held[bytes] = Held(self.budget)
+        some = asyncio.Event()
+
+        def on_frame(delivery: Delivery) -> None:
+            while (len(waiting) == most or not waiting.put(delivery.data, len(delivery.data))) and waiting:
+                waiting.take()
+            some.set()
+
+        subscription = await self.client.subscribe(subject, on_frame)
+        self.endless.add(some)
+        try:
+            self.check_open()  # the client may have been closed meanwhile
+            while True:
+                while waiting:
+                    try:
+                        frame = decode(waiting.take())
+                    except Refused:
+                        continue
+                    yield frame
+                some.clear()
+                await some.wait()
+                self.check_open()
+        finally:
+            self.endless.discard(some)
+            waiting.take_all()
+            await subscription.unsubscribe()
+
+    # -- the tenant's frames
+
+    async def join(self, jobs: Iterable[str], follower: Follower) -> None:
+        """Have `follower` hear each event of these jobs from now on.
+
+        Raises `NotPermitted`. If the client lingers, `check_permitted` raises it instead, once a request was answered.
+        """
+        names = list(jobs)
+        for job in names:
+            self._listeners.setdefault(job, []).append(follower)
+        if self._subscription is not None:
+            return
+        try:
+            async with self._changing:
+                if self._subscription is None:
+                    subject = self.client.subjects.events(self.client.tenant)
+                    self._subscription = await self.client.subscribe(subject, self._on_frame)
+        except BaseException:
+            self._remove(names, follower)
+            raise
+
+    async def leave(self, jobs: Iterable[str], follower: Follower) -> None:
+        """Undo `join` with the same arguments. Without listeners the subscription ends, unless the client lingers."""
+        self._remove(jobs, follower)
+        if not self._listeners and not self._lingers_until_s:
+            await self._end()
+
+    def _remove(self, jobs: Iterable[str], follower: Follower) -> None:
+        for job in jobs:
+            of_job = self._listeners[job]
+            of_job.remove(follower)
+            if not of_job:
+                del self._listeners[job]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server refused the subscription, as far as that is known."""
+        return self._subscription is not None and self._subscription.refused is not None
+
+    def check_permitted(self) -> None:
+        """Raise `NotPermitted` if the server has refused the subscription, as far as that is known."""
+        check_permitted(self._subscription)
+
+    def _on_frame(self, delivery: Delivery) -> None:
+        listeners, expected = self._listeners, self._expected
+        try:
+            events = decode_events(delivery.data).jobs
+        except Refused:
+            self._doubt_expected()
+            for follower in {follower for of_job in listeners.values() for follower in of_job}:
+                follower._refresh()
+            return
+        own = 0
+        for event in events:
+            name = event.job
+            following, story = listeners.get(name), expected.get(name)
+            if following is not None:
+                for follower in following:
+                    follower._hear(event)
+            if story is not None:  # even if the job is followed: its result is taken from this story
+                if len(story.changes) < HELD_MAX:
+                    story.take(event)
+                else:
+                    story.is_stale = True
+            own += following is not None or story is not None
+        self._own += own
+        self._others += len(events) - own
+        if self._timer is not None and self._others > OTHERS_FREE + OTHERS_PER_OWN * self._own:
+            self._timer.cancel()
+            self._lingers_until_s, self._lingers_not_until_s = 0.0, self._loop.time() + CROWDED_OUT_S
+            self._end_lingering()
+
+    # -- lingering
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the client receives all events of jobs that it submits now."""
+        return bool(self._lingers_until_s) and self._subscription is not None and not self.is_refused
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the client receives small results of jobs that it submits now."""
+        return self.lingers and self._results is not None and self._results.refused is None
+
+    async def linger(self, *, results: bool = False) -> None:
+        """Stay subscribed for the next LINGER_S; with `results`, also to the results of handlers.
+
+        Does nothing if the server refused the subscription, or for CROWDED_OUT_S if too many events were of other
+        clients' jobs. The server subscribes the client before it handles what the client sends next.
+        """
+        now_s = self._loop.time()
+        if self.is_refused:
+            self._lingers_not_until_s = math.inf
+        if now_s < self._lingers_not_until_s:
+            return
+        self._lingers_until_s = now_s + LINGER_S
+        if self._timer is None:
+            self._own = self._others = 0
+            self._timer = self._loop.call_at(self._lingers_until_s, self._end_lingering)
+        client = self.client
+        if self._subscription is None or (results and self._results is None):
+            async with self._changing:
+                if self._subscription is None:
+                    subject = client.subjects.events(client.tenant)
+                    self._subscription = await client.subscribe_ahead(subject, self._on_frame)
+                if results and self._results is None:
+                    subject = client.subjects.results(client.tenant)
+                    self._results = await client.subscribe_ahead(subject, self._on_results)
+
+    def expect(self, job: str) -> Story | None:
+        """Return the story of a job that is submitted next. Events are merged into it while the caller references it.
+
+        None if the client does not linger.
+        """
+        if not self.lingers:
+            return None
+        if (before := self._expected.get(job)) is not None:  # submitted twice: events go to the new story from now on
+            before.is_stale = True
+        story = self._expected[job] = Story(job)
+        return story
+
+    def is_followed(self, story: Story) -> None:
+        """Stop merging events into this story: a follower does it from now on."""
+        if self._expected.get(story.job) is story:
+            del self._expected[story.job]
+
+    def _doubt_expected(self) -> None:
+        """Note that events of the jobs that are not followed yet may have been missed."""
+        for story in self._expected.values():
+            story.is_stale = True
+
+    def _end_lingering(self) -> None:
+        """Stop lingering, unless `linger` was called meanwhile. Unsubscribe if there are no listeners."""
+        self._timer = None
+        if self._loop.time() < self._lingers_until_s:
+            self._timer = self._loop.call_at(self._lingers_until_s, self._end_lingering)
+            return
+        self._lingers_until_s = 0.0
+        self._doubt_expected()
+        self._expected.clear()
+        if not self._listeners or self._results is not None:
+            self._ending = self._loop.create_task(self._end())
+
+    async def _end(self) -> None:
+        async with self._changing:
+            subscription, results = self._subscription, self._results
+            if results is not None and not self._lingers_until_s:
+                self._results = None
+                self.results.clear()
+                await results.unsubscribe()
+            if subscription is not None and not self._listeners and not self._lingers_until_s:
+                self._subscription = None
+                await subscription.unsubscribe()
+
+    def _on_results(self, delivery: Delivery) -> None:
+        try:
+            lines = _decode_results(delivery.data).results
+        except Refused:
+            return  # the results can be read from the bucket
+        for line in lines:
+            job = line.result.partition(".")[0]
+            if job in self._listeners or job in self._expected:
+                self.results[line.result] = line
+            else:
+                self._others += 1
+        while len(self.results) > RESULTS_MAX:
+            del self.results[next(iter(self.results))]
+
 
 class Follower:
-    """Follows jobs until they end. `Following` follows one with all of its transitions, `Gathering` many to their ends.
+    """Follows jobs until they end, and asks the leader for what was missed: the only loop that does.
 
-    `left` has the jobs that are followed on. `_due` are those that the leader is asked for next, from `_ask_at_s` on.
-    Not thread-safe.
+    What is made of the news is up to the views: `Watch` yields all of one job, `Gathering` the ends of many. `left` has
+    the stories that are followed on. `_due` are the jobs that the leader is asked for next, from `_ask_at_s` on.
     """
 
     def __init__(self, stories: Stories, jobs: Iterable[Story], *, asks_first: bool) -> None:
-        self.asks = stories.asks
         self.left = {story.job: story for story in jobs}
         self._names = tuple(self.left)
         self._stories = stories
+        self._client = stories.client
         self._due: dict[str, None] = {}
         self._asks_first = asks_first  # and no answer has come yet
         self._ask_at_s = 0.0
         self._silence_s = REPAIR_S_FIRST
         self._received = 0
         self._awaited: asyncio.Future[list[Delivery]] | None = None
-        self._timeout_s = self._ends_s = inf
+        self._timeout_s = self._ends_s = math.inf
         self._end_timer: asyncio.TimerHandle | None = None
-        self._own: Subscribed | None = None
+        self._own: Subscribed | None = None  # to the job's own subject
         self._by_frames = False
 
-    # -- what a kind of follower does with what is heard. The first three are called in the read path
+    # -- what a view does with what is heard. The first two are called while the connection reads
 
-    def hear(self, event: Event) -> None:
-        """Merge an event."""
+    def _hear(self, event: Event) -> None:
         raise NotImplementedError
-
-    async def _listen(self) -> None:
-        """Subscribe to the events of the jobs."""
-        await self._listen_to_frames()
 
     def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
         """Merge an answer of `show`: a job's state, and its transitions up to revision `rev`."""
         raise NotImplementedError
+
+    async def _listen(self) -> None:
+        """Subscribe to the events of the jobs."""
+        await self._stories.join(self._names, self)
+        self._by_frames = True
 
     @property
     def _is_over(self) -> bool:
@@ -152,7 +430,22 @@ class Follower:
         """Return the error for a wait that is over, while the jobs go on."""
         raise NotImplementedError
 
+    async def _not_listed(self, names: list[str]) -> list[str]:
+        """Ask for a crowd by `ls`, and return the jobs that it does not list."""
+        return names
+
+    async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
+        """Return the revision of an answer of `show`, and the transitions up to it that are known."""
+        return answer.data.get("rev", 0), changes_of(answer.data)
+
     # -- opening and closing
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def open(self) -> None:
         """Subscribe to the jobs' events. Raises `NotPermitted`."""
@@ -175,21 +468,17 @@ class Follower:
         finally:
             if self._by_frames:
                 self._by_frames = False
-                await self._stories.feed.leave(self._names, self)
-
-    async def _listen_to_frames(self) -> None:
-        await self._stories.feed.join(self._names, self)
-        self._by_frames = True
+                await self._stories.leave(self._names, self)
 
     # -- waiting
 
-    def ends_after(self, timeout_s: float) -> None:
+    def _ends_after(self, timeout_s: float) -> None:
         """From now on, follow for at most `timeout_s`."""
         loop = asyncio.get_running_loop()
         self._timeout_s, self._ends_s = timeout_s, loop.time() + timeout_s
         self._end_timer = loop.call_at(self._ends_s, self._wake)
 
-    def refresh(self) -> None:
+    def _refresh(self) -> None:
         """Have the reader ask for the jobs again, as events may have been missed."""
         self._due = dict.fromkeys(self.left)
         self._wake()
@@ -215,10 +504,7 @@ class Follower:
             self._awaited = None
         return True
 
-    def _left_s(self) -> float:
-        return self._ends_s - asyncio.get_running_loop().time()
-
-    async def step(self) -> None:
+    async def _step(self) -> None:
         """Wait for an event, or ask the leader for the jobs that are due.
 
         Raises `TimedOut`; `NotPermitted` and `Unreachable` until a first request was answered.
@@ -227,7 +513,7 @@ class Follower:
         if self._ends_s - now_s <= CLOCK_S:
             raise self._too_late()
         if self._by_frames:
-            self._stories.feed.check_permitted()
+            self._stories.check_permitted()
         if self._due and now_s >= self._ask_at_s:
             await self._ask()
             return
@@ -244,17 +530,17 @@ class Follower:
 
     # -- requests to the leader
 
-    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
+    async def _answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
         """Send a request for as long as the jobs are followed, and no longer than the client's timeout.
 
         Requests after the last job has ended have the client's timeout only. Raises `TimedOut`.
         """
         left_s = None
-        if not self._is_over and self._ends_s != inf:
-            left_s = max(self._left_s(), FIRST_ANSWER_S if self._asks_first else 0.0)
+        if self._ends_s != math.inf and not self._is_over:
+            left_s = max(self._ends_s - asyncio.get_running_loop().time(), FIRST_ANSWER_S if self._asks_first else 0.0)
         try:
             async with asyncio.timeout(left_s) as bound:
-                answer = await self.asks.answer(verb, arguments)
+                answer = await self._client.answer(verb, arguments)
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -262,9 +548,9 @@ class Follower:
         self._asks_first = False
         return answer
 
-    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request as `answer` does, and return only the `data` of the answer frame."""
-        data: dict[str, Any] = (await self.answer(verb, arguments)).data
+    async def _read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request as `_answer` does, and return only the `data` of the answer frame."""
+        data: dict[str, Any] = (await self._answer(verb, arguments)).data
         return data
 
     async def _ask(self) -> None:
@@ -288,11 +574,8 @@ class Follower:
         if first:
             self._ask_at_s, self._silence_s = 0.0, REPAIR_S_FIRST
         if not self._due.keys().isdisjoint(due):
-            await asyncio.sleep(min(RETRY_S, max(self._left_s(), 0.0)))
-
-    async def _not_listed(self, names: list[str]) -> list[str]:
-        """Ask for a crowd by `ls`, and return the jobs that it does not list."""
-        return names
+            left_s = self._ends_s - asyncio.get_running_loop().time()
+            await asyncio.sleep(min(RETRY_S, max(left_s, 0.0)))
 
     async def _show(self, stories: list[Story]) -> None:
         revs = [story.rev for story in stories]
@@ -309,312 +592,4 @@ class Follower:
                 self._due[story.job] = None
 
     async def _shown(self, story: Story) -> Answer:
-        return await self.answer("show", {"job": story.job, **(BY_FRAMES if self._by_frames else {})})
-
-    async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
-        """Return the revision of an answer of `show`, and the transitions up to it that are known."""
-        return answer.data.get("rev", 0), changes_of(answer.data)
-
-
-class Following(Follower):
-    """Follows one job with all of its transitions. `Watch` opens and closes it.
-
-    `heard` is the story of a job that the client submitted while it lingered: it has all events so far, so the leader
-    need not be asked. `to_submit` is a request that will be submitted once this is open: then the leader need not be
-    asked either, and the request's `events` choose the subject. Without either the leader is asked first. `driver` is
-    the job's driver, if it is known. With `ahead`, opening takes no round trip, and `begin` instead of `open` raises
-    `NotPermitted`; the caller sends a request next. `at_end` is for readers that only need the end of the job: they are
-    woken less often. `saw` is called with each new event.
-    """
-
-    def __init__(
-        self,
-        stories: Stories,
-        job: str,
-        *,
-        heard: Story | None = None,
-        to_submit: Request | None = None,
-        driver: str = "",
-        ahead: bool = False,
-        at_end: bool = False,
-        saw: Callable[[Event], None] | None = None,
-    ) -> None:
-        usable = heard is not None and not heard.is_stale and not stories.feed.is_refused
-        self.story = heard if heard is not None and usable else Story(job)
-        super().__init__(stories, [self.story], asks_first=not usable and to_submit is None)
-        self.to_submit = to_submit
-        self.driver = driver if to_submit is None else to_submit.workload.driver
-        self.drivers = stories.drivers
-        self.shown: dict[str, Any] = {}
-        self._is_heard = usable
-        self._ahead = ahead
-        self._at_end = at_end
-        self._saw = saw
-        self._pending: Held[Event | Piece] = Held(stories.budget)
-
-    @property
-    def _is_over(self) -> bool:
-        return self.story.is_over
-
-    async def _listen(self) -> None:
-        feed, asks = self._stories.feed, self.asks
-        together = len(self._stories.followers) > CROWD if self.to_submit is None else self.to_submit.events == "tenant"
-        if self._is_heard:
-            feed.is_followed(self.story)
-        if self._is_heard or (together and not feed.is_refused):
-            await self._listen_to_frames()
-        else:
-            self._own = await self.subscribe(asks.subjects.event(asks.tenant, self.story.job), self._on_event)
-
-    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
-        """Subscribe to a subject; with `ahead`, without a round trip."""
-        return await (self.asks.subscribe_ahead if self._ahead else self.asks.subscribe)(subject, handler)
-
-    async def close(self) -> None:
-        """Stop listening; the job goes on."""
-        self._pending.take_all()
-        await super().close()
-
-    # -- received items: they are merged and enqueued
-
-    def _on_event(self, delivery: Delivery) -> None:
-        try:
-            self.hear(_decode_event(delivery.data))
-        except Refused:
-            self.refresh()
-
-    def hear(self, event: Event) -> None:
-        """Merge an event, in the read path, and enqueue it."""
-        story = self.story
-        self._received += 1
-        if self._stories.budget.left < _size_of(event):
-            story.is_stale = True
-        elif (news := story.take(event)) is not None:
-            self._enqueue(news)
-            self._wake_reader()
-            return
-        if story.has_gap:
-            self.refresh()
-
-    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
-        for news in story.accept(shown_event(self.asks.tenant, story.job, answer, rev, changes)):
-            self._enqueue(news)
-
-    def _enqueue(self, news: Event) -> None:
-        if self._saw is not None:
-            self._saw(news)
-        self._pending.put_always(news, _size_of(news))  # the story has it already, so it is not asked for again
-
-    def put(self, item: Piece) -> bool:
-        """Enqueue a piece of output; return False if this client holds too much that waits for readers."""
-        if not self._pending.put(item, _size_of(item)):
-            return False
-        self._wake_reader()
-        return True
-
-    def _wake_reader(self) -> None:
-        if not self._at_end or self.story.is_over or len(self._pending) >= TOGETHER_MAX:
-            self._wake()
-
-    # -- what the reader takes
-
-    async def begin(self, timeout_s: float | None = None) -> list[Event]:
-        """Return the events of the job so far. From now on it is followed for at most `timeout_s`; None: no limit.
-
-        Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
-        """
-        if timeout_s is not None:
-            self.ends_after(timeout_s)
-        if self._is_heard:
-            self._take_events()
-            if self.story.rev:
-                self._enqueue(self.story.so_far(self.asks.tenant))
-        elif self.to_submit is None:
-            self._asks_first = True
-            self.refresh()
-            await self._ask()
-        # an answer has arrived since the subscription, so the server has accepted or refused that by now
-        if self._own is not None:
-            check_permitted(self._own)
-        if self._by_frames:
-            self._stories.feed.check_permitted()
-        return self._take_events() if self.to_submit is None else []
-
-    def _take_events(self) -> list[Event]:
-        """Return the waiting events; output stays in the queue."""
-        items = self._pending.take_all()
-        for item in items:
-            if not isinstance(item, Event):
-                self._pending.put_always(item, _size_of(item))
-        return [item for item in items if isinstance(item, Event)]
-
-    async def items(self) -> AsyncIterator[Event | Piece]:
-        """Yield events and output in order until the job ends. Raises `TimedOut`."""
-        while True:
-            while self._pending:
-                yield self._pending.take()
-            if self.story.is_over:
-                return
-            await self.step()
-
-    async def over(self) -> None:
-        """Wait until the job ends, and drop all items. Raises `TimedOut`."""
-        while not self.story.is_over:
-            self._pending.take_all()
-            await self.step()
-
-    def taken(self) -> list[Event | Piece]:
-        """Remove and return the waiting items."""
-        return self._pending.take_all()
-
-    async def more(self, ends_s: float) -> bool:
-        """Wait for an item until `ends_s` of the loop's clock, and return whether one arrived."""
-        left_s = ends_s - asyncio.get_running_loop().time()
-        return bool(self._pending) or await self._wait(self._stories.waits, max(left_s, 0.0))
-
-    # -- requests to the leader
-
-    async def _shown(self, story: Story) -> Answer:
-        answer = await super()._shown(story)
-        self.shown = answer.data  # kept even if it is older than the story: it has the replicas' attempts
-        self.drivers.learn(self.shown)
-        return answer
-
-    async def learn_driver(self, driver: str) -> None:
-        """Ask for a driver's capabilities if they are not known: `show` of a running job reports them."""
-        if driver and driver not in self.drivers:
-            with contextlib.suppress(NotFound, Rejected, Unreachable):
-                self.drivers.learn(await self.read("show", {"job": self.story.job, **BY_FRAMES}))
-
-    async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
-        """Return the revision of an answer of `show`, and the transitions up to it that the story lacks.
-
-        Transitions that are not in the answer are read from the history, as far as it is kept. Raises `Unreachable`.
-        """
-        data, known = answer.data, self.story.rev
-        changes, rev = behind(known, changes_of(data)), data.get("rev", known)
-        if len(changes) == rev - known and "rev" in data:
-            return rev, changes
-        found = {change.rev: change for change in changes}
-        after, more = known, True
-        while more:
-            try:
-                page = await self.read("history", {"job": self.story.job, "after_rev": after})
-            except (Rejected, NotFound):  # expired, or a scheduler without history: there are no more transitions
-                break
-            told = behind(after, changes_of(page))
-            found |= {change.rev: change for change in told}
-            # transitions between the two answers arrive as events: `show` does not have the state after them
-            rev, more = data.get("rev", max(rev, page["rev"])), page["more"] and bool(told)
-            after = told[-1].rev if told else after
-        return rev, [found[each] for each in sorted(found) if each <= rev]
-
-    def _too_late(self) -> TimedOut:
-        job, state = self.story.job, self.story.state
-        return timed_out(
-            f"job {job} is {state or 'in an unknown state'} after {self._timeout_s:g} s; it goes on",
-            job=job,
-            next_step=f"moorage explain {job}",
-        )
-
-
-class Gathering(Follower, Generic[J]):
-    """Waits for many jobs of one tenant: an async context manager. `over` yields the jobs in the order in which they
-    end. Only the end of a job matters here: an earlier gap is not repaired."""
-
-    def __init__(self, stories: Stories, jobs: Iterable[J]) -> None:
-        every = {job.id: job for job in jobs}
-        self._jobs = every
-        self._over = deque(job for job in every.values() if job.known_result is not None)
-        waited = (Story(name) for name, job in every.items() if job.known_result is None)
-        super().__init__(stories, waited, asks_first=True)
-
-    async def __aenter__(self) -> Gathering[J]:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def hear(self, event: Event) -> None:
-        """Merge an event, in the read path. A job that has ended leaves the wait."""
-        story = self.left.get(event.job)
-        if story is None or event.rev <= story.last_rev:
-            return
-        self._received += 1
-        story.take(event)
-        self._jobs[event.job]._saw(event)
-        if event.state in TERMINAL:
-            if story.has_gap and decided(story.all_changes(), event.state) is None:
-                self._due[event.job] = None  # the transition that decided the job's end was missed
-            else:
-                self._end(story, event.state, event.why, {})
-            self._wake()
-
-    async def over(self, timeout_s: float) -> AsyncIterator[J]:
-        """Yield each job as it ends. Raises `TimedOut` (jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
-        self.ends_after(timeout_s)
-        self.refresh()
-        if len(self.left) >= CROWD:
-            self._ask_at_s, self._silence_s = asyncio.get_running_loop().time() + FIRST_ASK_S, QUIET_S
-        while True:
-            while self._over:
-                yield self._over.popleft()
-            if not self.left:
-                return
-            await self.step()
-
-    def _end(self, story: Story, state: str, why: str, shown: Mapping[str, Any]) -> None:
-        job = self._jobs[story.job]
-        del self.left[story.job]
-        job._ended(result_of(job.id, state, story.all_changes(), why or story.why, shown))
-        self._over.append(job)
-
-    async def _not_listed(self, names: list[str]) -> list[str]:
-        listed: set[str] = set()
-        for at in range(0, len(names), LISTED_MAX):
-            part = [name for name in names[at : at + LISTED_MAX] if name in self.left]
-            for row in (await self.read("ls", {"jobs": part}))["jobs"]:
-                listed.add(row["job"])
-                if (story := self.left.get(row["job"])) is not None:
-                    self._jobs[story.job]._learn(row)
-                    if row["state"] in TERMINAL:
-                        self._end(story, row["state"], "", row)
-        return [name for name in names if name not in listed]
-
-    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
-        self._jobs[story.job]._learn(answer.data)
-        story.accept(shown_event(self.asks.tenant, story.job, answer, rev, changes))
-        if story.is_over:
-            self._end(story, story.state, "", answer.data)
-
-    def _too_late(self) -> TimedOut:
-        name = next(iter(self.left))
-        return timed_out(
-            f"{len(self.left)} of {len(self._jobs)} jobs have not ended after {self._timeout_s:g} s; they go on",
-            job=name,
-            next_step=f"moorage explain {name} says why the first of them has not ended",
-        )
-
-
-def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
-    """Yield these handles. Raises TypeError for anything but a handle of this kind of client."""
-    if isinstance(jobs, kind):
-        raise TypeError(f"give a list of jobs; to wait for {jobs!r} alone, use job.result()")
-    for job in jobs:
-        if isinstance(job, kind):
-            yield job
-        elif isinstance(job, list | tuple):
-            raise TypeError(
-                f"a {type(job).__name__} is no {kind.__name__}: gather takes jobs as arguments, gather(*jobs)"
-            )
-        else:
-            made = f"job({job!r})" if isinstance(job, str) else "job(id)"
-            raise TypeError(f"{job!r} is no {kind.__name__}: give handles of jobs, as submit or {made} returns them")
-
-
-def _size_of(item: Event | Piece) -> int:
-    """Return about how many bytes an item takes."""
-    if isinstance(item, Event):
-        return ITEM_BYTES + CHANGE_BYTES * len(item.changes) + sum(len(change.gpus) for change in item.changes) * 64
-    return ITEM_BYTES + len(item.text) + len(item.data or b"")
+        return await self._answer("show", {"job": story.job, **(BY_FRAMES if self._by_frames else {})})

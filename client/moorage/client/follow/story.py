@@ -1,9 +1,8 @@
 """What is known of one job: its transitions, merged by revision from every source (its subject, the tenant's frames,
-the leader's answers and the history), how it ended, and what a handle on it last saw."""
+the leader's answers and the history), and how it ended."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import msgspec
 
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Answer, Change, Event
-from moorage.schemas.job import ACCEPTED, CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
+from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 
 #: most events that wait for earlier transitions; beyond it the leader is asked
@@ -187,42 +186,3 @@ def result_of(job: str, state: str, changes: list[Change], why: str, shown: Mapp
         asked = (CANCELLING,) if state == CANCELLED else (CANCELLING, ENDING)
         ended = next((each.why for each in reversed(changes) if each.state in asked and each.why), ended)
     return Result(job, state, code, ended, changes)
-
-
-class Seen:
-    """The part of a `Job` that events and answers update: the job's state as this process last saw it."""
-
-    __slots__ = ("_began_s", "_gpu", "_result", "id", "state", "worker")
-
-    def __init__(self, id: str, state: str, began_s: float | None) -> None:
-        self.id = id
-        self.state = state
-        self.worker = ""
-        self._gpu = ""
-        self._began_s = began_s
-        self._result: Result | None = None
-
-    @property
-    def known_result(self) -> Result | None:
-        """How the job ended, if `result` or a wait for several jobs found that by this handle; else None."""
-        return self._result
-
-    def _saw(self, event: Event) -> None:
-        """Keep the state and worker of an event."""
-        self.state = event.state
-        for change in event.changes:
-            if change.state == ACCEPTED and self._began_s is None:
-                self._began_s = time.monotonic() - max(time.time() - change.time_ms / 1000, 0)
-            self.worker = change.worker or self.worker
-
-    def _learn(self, row: dict[str, Any]) -> None:
-        """Keep the job's present state, from an answer of `show` or `ls`."""
-        self.state = row["state"]
-        self._gpu = row.get("gpu", self._gpu)
-        self.worker = row.get("worker", self.worker)
-        if "age_ms" in row:
-            self._began_s = time.monotonic() - row["age_ms"] / 1000
-
-    def _ended(self, result: Result) -> None:
-        """Keep how the job ended. From now on `result` returns at once, unless it has to read a handler's value."""
-        self.state, self._result = result.state, result

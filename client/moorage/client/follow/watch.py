@@ -1,34 +1,49 @@
-"""Follow the events and the output of one job. `events`, `logs`, `result` and `run` are built on `Watch`."""
+"""What is made of the news of jobs: `Watch` yields events and output of one job, `Gathering` the ends of many."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, Literal
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import JobFailed
-from moorage.client.follow.captured import Captured, Tail
-from moorage.client.follow.follower import Following, Stories
-from moorage.client.follow.output import STREAMS, Joiner, Piece, newest_attempts
-from moorage.client.follow.story import Result
+from moorage.client.errors import JobFailed, NotFound, Rejected, TimedOut, Unreachable, timed_out
+from moorage.client.follow.follower import BY_FRAMES, CROWD, Follower, Held, Stories, check_permitted
+from moorage.client.follow.story import Result, Story, behind, changes_of, decided, result_of, shown_event
+from moorage.client.output import STREAMS, Captured, Joiner, Piece, Tail, newest_attempts
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Event, Output, StreamName
-from moorage.schemas.job import RUNNING, SUCCEEDED, Request
+from moorage.schemas.frames import Answer, Change, Event, Output, StreamName
+from moorage.schemas.job import RUNNING, SUCCEEDED, TERMINAL, Request
+
+if TYPE_CHECKING:
+    from moorage.client.job import Job
 
 #: how long to wait for the end of the output after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
 #: the same, if missing output can be read from the worker
 KEPT_GRACE_S: Final = 0.2
+#: bytes that an item takes here beside its text, and bytes of one transition
+ITEM_BYTES: Final = 512
+CHANGE_BYTES: Final = 512
+#: a reader that only needs the job's end is woken early if this many items wait
+TOGETHER_MAX: Final = 64
+#: a crowd is asked for after its first silence of QUIET_S, in which most jobs may end; after FIRST_ASK_S at the latest
+QUIET_S: Final = 0.05
+FIRST_ASK_S: Final = 1.0
+#: most names in one `ls`: its cost for the leader is small
+LISTED_MAX: Final = 250
 
+_decode_event: Final[Decoder[Event]] = Decoder(Event, from_leader=True)
 _decode_output: Final[Decoder[Output]] = Decoder(Output, from_leader=True)
 
 
-class Watch:
+class Watch(Follower):
     """An async context manager and iterator over a job's events (`Event`) and output (`Piece`). It ends with the job.
 
     Made by `AsyncClient.watch`. With `output` it yields new output. With `past` it first yields the output that the
@@ -37,83 +52,126 @@ class Watch:
     pieces of output that this client dropped.
     """
 
+    # `heard` is the story of a job that the client submitted while it lingered: it has all events so far, so the leader
+    # need not be asked. `to_submit` is a request that will be submitted once this is open: then the leader need not be
+    # asked either, and the request's `events` choose the subject. `driver` is the job's driver, if it is known. With
+    # `ahead`, opening takes no round trip, and `follow` instead of `open` raises `NotPermitted`; the caller sends a
+    # request next. `at_end` is for readers that only need the end of the job: they are woken less often. `saw` is
+    # called with each new event.
     def __init__(
         self,
-        following: Following,
+        stories: Stories,
+        job: str,
         *,
         output: bool = False,
         past: bool = False,
         tail: int | None = None,
         replica: int | None = None,
         notes: bool = False,
+        heard: Story | None = None,
+        to_submit: Request | None = None,
+        driver: str = "",
+        ahead: bool = False,
+        at_end: bool = False,
+        saw: Callable[[Event], None] | None = None,
     ) -> None:
         if tail is not None and not past:
             raise TypeError("tail is about stored output: it needs past=True")
+        self._is_heard = heard is not None and not heard.is_stale and not stories.is_refused
+        self._story = heard if heard is not None and self._is_heard else Story(job)
+        super().__init__(stories, [self._story], asks_first=not self._is_heard and to_submit is None)
         self.lost = 0
-        self.joiner = Joiner(following, following.story.job, tail) if past else None
-        self._following = following
+        self.joiner = Joiner(self._read, job, tail) if past else None
         self._output = output or past
         self._replica = replica
         self._notes = notes
+        self._to_submit = to_submit
+        self._driver = driver if to_submit is None else to_submit.workload.driver
+        self._subscribe = self._client.subscribe_ahead if ahead else self._client.subscribe
+        self._at_end = at_end
+        self._saw = saw
+        self._data: dict[str, Any] = {}  # of the last answer of `show`
+        self._pending: Held[Event | Piece] = Held(stories.budget)
         self._logs: Subscribed | None = None
         self._open_streams: set[tuple[int, int, StreamName]] = set()
         self._ended_streams: set[tuple[int, int, StreamName]] = set()
 
-    async def __aenter__(self) -> Watch:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     @property
     def job(self) -> str:
         """The id of the job."""
-        return self._following.story.job
+        return self._story.job
 
     @property
     def state(self) -> str:
         """The last state that was received; "" before the first."""
-        return self._following.story.state
+        return self._story.state
 
     @property
     def driver(self) -> str:
         """The driver that runs the job; "" if it is not known yet, or if the job's request is no longer kept."""
-        return self._following.driver or driver_of(self._following.shown)
+        return self._driver or driver_of(self._data)
 
     def result(self) -> Result:
         """Return how the job ended. Call it only once the job has ended."""
-        return self._following.story.result(self._following.shown)
+        return self._story.result(self._data)
 
     async def open(self) -> None:
         """Subscribe to the job's events and, if asked for, to its output. Raises `NotPermitted`."""
-        await self._following.open()
-        if not self._output:
-            return
-        try:
-            asks = self._following.asks
-            subject = asks.subjects.log(asks.tenant, self.job, self._heard_replica)
-            self._logs = await self._following.subscribe(subject, self._on_output)
-        except BaseException:  # if it is cancelled here, `__aexit__` is never called
-            await self.close()
-            raise
+        await super().open()
 
-    @property
-    def _heard_replica(self) -> int | Literal["*"]:
-        """The replica to subscribe to. A wildcard costs the server more, so the only replica of a job is named."""
-        request = self._following.to_submit
-        if self._replica is None and request is not None and request.replicas == 1:
-            return 0
-        return "*" if self._replica is None else self._replica
+    async def _listen(self) -> None:
+        stories, client, request = self._stories, self._client, self._to_submit
+        together = len(stories.followers) > CROWD if request is None else request.events == "tenant"
+        if self._is_heard:
+            stories.is_followed(self._story)
+        if self._is_heard or (together and not stories.is_refused):
+            await super()._listen()
+        else:
+            self._own = await self._subscribe(client.subjects.event(client.tenant, self.job), self._on_event)
+        if self._output:
+            replica: int | Literal["*"] = "*" if self._replica is None else self._replica
+            if self._replica is None and request is not None and request.replicas == 1:
+                replica = 0  # a wildcard costs the server more, so the only replica of a job is named
+            self._logs = await self._subscribe(client.subjects.log(client.tenant, self.job, replica), self._on_output)
 
     async def close(self) -> None:
         """Stop listening; the job goes on."""
+        self._pending.take_all()
         logs, self._logs = self._logs, None
         try:
             if logs is not None:
                 await logs.unsubscribe()
         finally:
-            await self._following.close()
+            await super().close()
+
+    # -- received items: they are merged and enqueued while the connection reads
+
+    def _on_event(self, delivery: Delivery) -> None:
+        try:
+            self._hear(_decode_event(delivery.data))
+        except Refused:
+            self._refresh()
+
+    def _hear(self, event: Event) -> None:
+        story = self._story
+        self._received += 1
+        if self._stories.budget.left < _size_of(event):
+            story.is_stale = True
+        elif (news := story.take(event)) is not None:
+            self._enqueue(news)
+            self._wake_reader()
+            return
+        if story.has_gap:
+            self._refresh()
+
+    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
+        for news in story.accept(shown_event(self._client.tenant, story.job, answer, rev, changes)):
+            self._enqueue(news)
+
+    def _enqueue(self, news: Event) -> None:
+        if self._saw is not None:
+            self._saw(news)
+        self._pending.put(news, _size_of(news), always=True)  # the story has it already, so it is not asked for again
 
     def _on_output(self, delivery: Delivery) -> None:
         try:
@@ -129,8 +187,17 @@ class Watch:
             replica, said.attempt, said.stream, said.offset, said.text, said.end, said.next, said.data,
             said.note, said.ports,
         )  # fmt: skip
-        if (piece.is_output or self._notes) and not self._following.put(piece):
-            self.lost += 1
+        if piece.is_output or self._notes:
+            if self._pending.put(piece, _size_of(piece)):
+                self._wake_reader()
+            else:
+                self.lost += 1
+
+    def _wake_reader(self) -> None:
+        if not self._at_end or self._is_over or len(self._pending) >= TOGETHER_MAX:
+            self._wake()
+
+    # -- what the reader takes
 
     def __aiter__(self) -> AsyncIterator[Event | Piece]:
         return self.follow()
@@ -141,36 +208,76 @@ class Watch:
         None means no time limit. Raises `TimedOut`, `NotFound`, `NoScheduler`, `NotPermitted`, and RuntimeError if
         another task iterates over this watch at the same time: each item would go to only one of them.
         """
-        following = self._following
-        for event in await following.begin(timeout_s):
-            await self._note_streams(event)
-            yield event
-        if self.joiner is not None and following.to_submit is None:
-            async for piece in self._past(self.joiner):
+        await self._begin(timeout_s)
+        if self._to_submit is None:  # all events so far, then the stored output, then what was heard of it meanwhile
+            for event in self._take_events():
+                await self._note_streams(event)
+                yield event
+            async for piece in self._past():
                 yield piece
-        async for item in following.items():
-            if isinstance(item, Event):
-                await self._note_streams(item)
-                yield item
-                continue
-            async for piece in self._joined(item):
-                yield piece
-        if self._output:
-            async for piece in self._rest():
-                yield piece
+        while True:
+            while self._pending:
+                item = self._pending.take()
+                if isinstance(item, Event):
+                    await self._note_streams(item)
+                    yield item
+                else:
+                    async for piece in self._joined(item):
+                        yield piece
+            if self._is_over:
+                break
+            await self._step()
+        async for piece in self._rest():
+            yield piece
+
+    async def _until_over(self, timeout_s: float) -> None:
+        """Wait until the job ends, for at most `timeout_s` seconds, and drop all items. Raises as `follow`."""
+        await self._begin(timeout_s)
+        while not self._is_over:
+            self._pending.take_all()
+            await self._step()
+
+    async def _begin(self, timeout_s: float | None) -> None:
+        """Make sure that all events of the job so far are here. It is followed for at most `timeout_s` from now on."""
+        if timeout_s is not None:
+            self._ends_after(timeout_s)
+        if self._is_heard:
+            self._take_events()
+            if self._story.rev:
+                self._enqueue(self._story.so_far(self._client.tenant))
+        elif self._to_submit is None:
+            self._asks_first = True
+            self._refresh()
+            await self._ask()
+        # an answer has arrived since the subscription, so the server has accepted or refused that by now
+        check_permitted(self._own)
+        if self._by_frames:
+            self._stories.check_permitted()
+
+    def _take_events(self) -> list[Event]:
+        """Return the waiting events; output stays in the queue."""
+        items = self._pending.take_all()
+        for item in items:
+            if isinstance(item, Piece):
+                self._pending.put(item, _size_of(item), always=True)
+        return [item for item in items if isinstance(item, Event)]
 
     async def _note_streams(self, event: Event) -> None:
         """Note which streams have begun and will send an end."""
         begun = [change for change in event.changes if change.state == RUNNING] if self._output else []
-        if begun:
-            await self._following.learn_driver(self.driver)
-        if begun and self._following.drivers.can(self.driver).ends_streams:
+        drivers = self._stories.drivers
+        if begun and self.driver and self.driver not in drivers:
+            with contextlib.suppress(NotFound, Rejected, Unreachable):  # `show` of a running job tells what it can do
+                drivers.learn(await self._read("show", {"job": self.job, **BY_FRAMES}))
+        if begun and drivers.can(self.driver).ends_streams:
             both = {(change.replica, change.attempt, name) for change in begun for name in STREAMS}
             self._open_streams |= both - self._ended_streams
 
-    async def _past(self, joiner: Joiner) -> AsyncIterator[Piece]:
+    async def _past(self) -> AsyncIterator[Piece]:
         """Yield the stored output of each replica's newest attempt."""
-        newest = newest_attempts(self._following.shown)
+        joiner, newest = self.joiner, newest_attempts(self._data)
+        if joiner is None:
+            return
         async for piece in joiner.kept_of(newest, self._replica):
             yield piece
         self._open_streams = {
@@ -186,22 +293,134 @@ class Watch:
 
     async def _rest(self) -> AsyncIterator[Piece]:
         """Yield output that arrives after the job's last event. With `past`, missing output is read from the worker."""
-        grace_s = OUTPUT_GRACE_S if self.joiner is None else KEPT_GRACE_S
-        ends_s = asyncio.get_running_loop().time() + grace_s
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + (OUTPUT_GRACE_S if self.joiner is None else KEPT_GRACE_S)
         while True:
-            for item in self._following.taken():
+            for item in self._pending.take_all():
                 if isinstance(item, Piece):
                     async for piece in self._joined(item):
                         yield piece
             if not self._open_streams:
                 return
-            if not await self._following.more(ends_s):
+            if not self._pending and not await self._wait(self._stories.waits, max(ends_s - loop.time(), 0.0)):
                 break
         if self.joiner is not None:
             for replica, attempt in sorted({key[:2] for key in self._open_streams}):
                 if self._replica in (None, replica):
                     async for piece in self.joiner.kept(replica, attempt):
                         yield piece
+
+    # -- requests to the leader
+
+    @property
+    def _is_over(self) -> bool:
+        return self._story.is_over
+
+    async def _shown(self, story: Story) -> Answer:
+        answer = await super()._shown(story)
+        self._data = answer.data  # kept even if it is older than the story: it has the replicas' attempts
+        self._stories.drivers.learn(self._data)
+        return answer
+
+    async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
+        """Return the revision of an answer of `show`, and the transitions up to it that the story lacks.
+
+        Transitions that are not in the answer are read from the history, as far as it is kept. Raises `Unreachable`.
+        """
+        data, known = answer.data, self._story.rev
+        changes, rev = behind(known, changes_of(data)), data.get("rev", known)
+        if len(changes) == rev - known and "rev" in data:
+            return rev, changes
+        found = {change.rev: change for change in changes}
+        after, more = known, True
+        while more:
+            try:
+                page = await self._read("history", {"job": self.job, "after_rev": after})
+            except (Rejected, NotFound):  # expired: there are no more transitions
+                break
+            told = behind(after, changes_of(page))
+            found |= {change.rev: change for change in told}
+            # transitions between the two answers arrive as events: `show` does not have the state after them
+            rev, more = data.get("rev", max(rev, page["rev"])), page["more"] and bool(told)
+            after = told[-1].rev if told else after
+        return rev, [found[each] for each in sorted(found) if each <= rev]
+
+    def _too_late(self) -> TimedOut:
+        return timed_out(
+            f"job {self.job} is {self.state or 'in an unknown state'} after {self._timeout_s:g} s; it goes on",
+            job=self.job,
+            next_step=f"moorage explain {self.job}",
+        )
+
+
+class Gathering(Follower):
+    """Waits for many jobs of one tenant: an async context manager. `over` yields the jobs in the order in which they
+    end. Only the end of a job matters here: an earlier gap is not repaired."""
+
+    def __init__(self, stories: Stories, jobs: Iterable[Job]) -> None:
+        self._jobs = {job.job: job for job in jobs}
+        self._ended = deque(job for job in self._jobs.values() if job.known_result is not None)
+        waited = (Story(name) for name, job in self._jobs.items() if job.known_result is None)
+        super().__init__(stories, waited, asks_first=True)
+
+    async def over(self, timeout_s: float) -> AsyncIterator[Job]:
+        """Yield each job as it ends. Raises `TimedOut` (jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
+        self._ends_after(timeout_s)
+        self._refresh()
+        if len(self.left) >= CROWD:
+            self._ask_at_s, self._silence_s = asyncio.get_running_loop().time() + FIRST_ASK_S, QUIET_S
+        while True:
+            while self._ended:
+                yield self._ended.popleft()
+            if not self.left:
+                return
+            await self._step()
+
+    def _hear(self, event: Event) -> None:
+        story = self.left.get(event.job)
+        if story is None or event.rev <= story.last_rev:
+            return
+        self._received += 1
+        story.take(event)
+        self._jobs[event.job]._saw(event)
+        if event.state in TERMINAL:
+            if story.has_gap and decided(story.all_changes(), event.state) is None:
+                self._due[event.job] = None  # the transition that decided the job's end was missed
+            else:
+                self._end(story, event.state, event.why, {})
+            self._wake()
+
+    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
+        self._jobs[story.job]._learn(answer.data)
+        story.accept(shown_event(self._client.tenant, story.job, answer, rev, changes))
+        if story.is_over:
+            self._end(story, story.state, "", answer.data)
+
+    def _end(self, story: Story, state: str, why: str, shown: Mapping[str, Any]) -> None:
+        job = self._jobs[story.job]
+        del self.left[story.job]
+        job._has_ended(result_of(job.job, state, story.all_changes(), why or story.why, shown))
+        self._ended.append(job)
+
+    async def _not_listed(self, names: list[str]) -> list[str]:
+        listed: set[str] = set()
+        for at in range(0, len(names), LISTED_MAX):
+            part = [name for name in names[at : at + LISTED_MAX] if name in self.left]
+            for row in (await self._read("ls", {"jobs": part}))["jobs"]:
+                listed.add(row["job"])
+                if (story := self.left.get(row["job"])) is not None:
+                    self._jobs[story.job]._learn(row)
+                    if row["state"] in TERMINAL:
+                        self._end(story, row["state"], "", row)
+        return [name for name in names if name not in listed]
+
+    def _too_late(self) -> TimedOut:
+        name = next(iter(self.left))
+        return timed_out(
+            f"{len(self.left)} of {len(self._jobs)} jobs have not ended after {self._timeout_s:g} s; they go on",
+            job=name,
+            next_step=f"moorage explain {name} says why the first of them has not ended",
+        )
 
 
 async def run(
@@ -212,13 +431,13 @@ async def run(
     Raises as `AsyncClient.run`.
     """
     captured, tail = Captured(stories.budget), Tail()
-    watch = Watch(Following(stories, job, to_submit=asked, ahead=True, at_end=True), past=True)
+    watch = Watch(stories, job, to_submit=asked, ahead=True, at_end=True, past=True)
     await watch.open()
     try:
         await submit()
-        if asked.events == "tenant" and stories.feed.is_refused:  # a watch that asks first turns on the job's subject
+        if asked.events == "tenant" and stories.is_refused:  # a watch that asks first turns on the job's subject
             await watch.close()
-            watch = Watch(Following(stories, job, ahead=True), past=True)
+            watch = Watch(stories, job, ahead=True, past=True)
             await watch.open()
         async for item in watch.follow(timeout_s):
             if isinstance(item, Piece):
@@ -228,11 +447,15 @@ async def run(
         captured.close()
         await watch.close()
     result = msgspec.structs.replace(
-        watch.result(),
-        stdout=captured.text("out"),
-        stderr=captured.text("err"),
-        lost_bytes=captured.lost_bytes,
+        watch.result(), stdout=captured.text("out"), stderr=captured.text("err"), lost_bytes=captured.lost_bytes
     )
     if result.state != SUCCEEDED:
-        raise JobFailed(result, await tail.or_kept(stories.asks, result), asked)
+        raise JobFailed(result, await tail.or_kept(stories.client.read, result), asked)
     return result
+
+
+def _size_of(item: Event | Piece) -> int:
+    """Return about how many bytes an item takes."""
+    if isinstance(item, Event):
+        return ITEM_BYTES + CHANGE_BYTES * len(item.changes) + sum(len(change.gpus) for change in item.changes) * 64
+    return ITEM_BYTES + len(item.text) + len(item.data or b"")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from moorage.schemas.errors import refuse
 
-#: those of `logs`, `plan`, `dlq` and of orders are known by their types
+#: those of `logs`, `use`, `plan`, `dlq` and of orders are known by their types
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "cancel": ("job", "reason", "by"),
     "show": ("job", "events"),

@@ -24,9 +24,9 @@ from moorage.scheduler.history.history_reader import HistoryReader, NotNow, Plac
 from moorage.scheduler.leader.inspection import Inspection, device_drift
 from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.questions.foresight import Foresight
-from moorage.scheduler.questions.logs import LogRelay, logs_asked
 from moorage.scheduler.questions.question_fields import check_fields
 from moorage.scheduler.questions.question_queue import contained
+from moorage.scheduler.questions.relay import Relay, page_asked
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, refuse
 from moorage.schemas.frames import Answer, Looked
@@ -83,7 +83,7 @@ class Questions:
         self._standings = standings
         self._letters = letters
         self._history = HistoryReader(jetstream, subjects, engine, self._where, self._answer_read)
-        self._relay = LogRelay(world, subjects, engine, self._history, leader.answer_now)
+        self._relay = Relay(world, subjects, engine, self._history, leader.answer_now)
         self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
             engine, leader.time_ms, partial(self._ask, "explain"), leader.say, self._answer_plain, forks=forks
@@ -99,8 +99,8 @@ class Questions:
         """Answer a tenant's question, now or later. Raises `Refused` for an invalid question."""
         engine = self._engine
         check_fields(verb, arguments)
-        if verb == "logs":
-            self._logs(tenant, arguments, reply, json)
+        if verb in ("logs", "use"):
+            self._page(tenant, verb, arguments, reply, json)
             return
         if verb == "plan":
             # only while this scheduler surely leads: a former leader would plan with an old state
@@ -117,7 +117,7 @@ class Questions:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, plan, history, logs, usage",
+                allowed="show, ls, explain, plan, history, logs, use, usage",
             )
 
     def _about_a_job(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
@@ -139,19 +139,19 @@ class Questions:
         else:
             self._ask(verb, answer, reply, json)
 
-    def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+    def _page(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Let the relay answer, at once or behind a record; nothing happens without a reply subject.
 
         Raises `Refused` for invalid arguments.
         """
-        asked = logs_asked(arguments)
+        asked = page_asked(verb, arguments)
         if not reply:
             return
         begin = partial(self._relay.ask, tenant, asked, reply, json)  # the relay sends the answer itself
         if self._leader.is_fresh() and self._engine.state.job(tenant, asked.job) is not None:
             begin()
         else:
-            self._ask_behind_a_record("logs", begin, reply, json)
+            self._ask_behind_a_record(verb, begin, reply, json)
 
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
         if self._leader.is_fresh():

@@ -58,6 +58,15 @@ from moorage.schemas.frames.output import (
     StreamName,
 )
 from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events, Idle
+from moorage.schemas.frames.use import (
+    USE_KEPT_S,
+    AttemptUse,
+    DeviceUse,
+    ReadUse,
+    UseAsked,
+    UseLine,
+    UsePage,
+)
 from moorage.schemas.frames.version import VERSION
 
 __all__ = [
@@ -73,11 +82,14 @@ __all__ = [
     "START_FAILED",
     "SUSPECT_S",
     "UNKNOWN_MS",
+    "USE_KEPT_S",
     "VERSION",
     "Accepted",
     "Answer",
+    "AttemptUse",
     "Change",
     "Device",
+    "DeviceUse",
     "DriverDown",
     "End",
     "Event",
@@ -107,6 +119,7 @@ __all__ = [
     "Output",
     "Place",
     "ReadLog",
+    "ReadUse",
     "Renew",
     "Renewed",
     "Resized",
@@ -119,6 +132,9 @@ __all__ = [
     "Story",
     "StreamName",
     "Unwell",
+    "UseAsked",
+    "UseLine",
+    "UsePage",
     "Wanted",
     "result_of",
     "sum_known",

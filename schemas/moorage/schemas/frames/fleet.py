@@ -116,6 +116,8 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     foreign: str = ""  # the foreign process on the device, as "pid 8812 python (user bob)"; empty without one
     #: the cause of its health, as "Xid 79: the GPU has fallen off the bus"; or that a VM has the device
     detail: str = ""
+    #: what is wrong and closes nothing, after the kind of fault: `cdi: no CDI spec has this GPU`, or `cut-off: …`
+    warning: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from moorage.schemas.frames.fleet import Hello
+from moorage.schemas.frames.use import AttemptUse
 from moorage.schemas.frames.version import VERSION
 
 #: how the detail of a `refused` fact begins where the worker's own rules forbid the job
@@ -216,6 +217,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     - `reign` is the highest that the worker has heard of.
     - `resized` are those of `held` whose part of their devices an operator has changed.
     - `down` is the complete list of drivers whose engine does not answer.
+    - `use` is what those of `held` that run use of their devices, by the newest reading.
     """
 
     session: str
@@ -231,6 +233,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     reign: int = 0
     resized: list[Resized] = []
     down: list[DriverDown] = []
+    use: list[AttemptUse] = []
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):

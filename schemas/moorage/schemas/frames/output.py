@@ -22,7 +22,8 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     - `text` is decoded, and bytes that are not UTF-8 are replaced; if there are any, `data` has the bytes (base64 in
       JSON).
     - A frame with `note` or `ports` is no output. `note` is what the worker does before the start, as `pulling the
-      image a/b:1: 34 %`. `ports` say where each port of a started container is reached.
+      image a/b:1: 34 %`, or a warning, which begins with `warning[`. `ports` say where each port of a started container
+      is reached.
     """
 
     attempt: int

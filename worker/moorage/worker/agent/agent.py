@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from moorage.bus.transport import STATUS_HEADER, Delivery
-from moorage.schemas.codec import Decoder
+from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
-from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Place, Renewed, Wanted
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Output, Place, Renewed, Wanted
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
+from moorage.worker.agent.cut_off import CutOffWatch
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.agent.lost_members import LostMembers
@@ -95,6 +96,10 @@ from moorage.worker.sharing.mps.managed import ManagedMps
 
 #: if the queue has more events than this, frames of the leader are dropped and counted; the leader sends them again
 QUEUE_MAX: Final = 65_536
+#: shown by `moorage run` for a job that asks for memory on a host that cannot limit it
+MEMORY_COUNTED: Final = (
+    "warning[memory]: the memory that the job asks for is counted, not enforced: its worker cannot limit memory"
+)
 _TICK: Final = Tick()
 
 log = logging.getLogger("moorage.worker")
@@ -180,11 +185,14 @@ class Agent:
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
-        self.output = OutputReader(self, worker, self.members.session, self.drivers)
+        self.output = OutputReader(
+            self, worker, self.members.session, self.drivers, lambda ask: self.reporter.use.page(ask, self.pool.devices)
+        )
         self.leader = LeaderLink(
             host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch,
             self.claims,
         )  # fmt: skip
+        self._cut_off = CutOffWatch(inventory, self.drivers, self.members.held, self.watch, self._publish)
         self.dropped: Counter[str] = Counter()
         self.scheduled_s = NEVER_S  # the time of the host's timer for this agent
         self.queue: deque[Event | Delivery | _Answer] = deque()
@@ -241,9 +249,9 @@ class Agent:
         self._is_open = True
         self.spawn(self.guard.run())
         self.spawn(self.lost.run())
-        limits = [driver.limits for driver in self.drivers.values() if driver.limits is not None]
-        if limits and not self.inventory.simulated:
-            self.spawn(Control(limits, self.inventory).run())
+        self.spawn(self._cut_off.run())
+        if any(driver.limits is not None for driver in self.drivers.values()) and not self.inventory.simulated:
+            self.spawn(Control(self.drivers.values(), self.inventory).run())
         self.host.wake(self)
 
     async def close(self) -> None:
@@ -544,6 +552,15 @@ class Agent:
             if broke := self.call_driver(driver, partial(driver.start, part)):
                 failed = [(each.name, CODE_CANNOT_START, broke) for each in part]
                 self.enqueue(StartFailed(failed))
+        self._note_memory(driver, assignments)
+
+    def _note_memory(self, driver: Driver, assignments: list[Assignment]) -> None:
+        """Publish, for clients that follow these members, that their memory is no limit here, if it is none."""
+        asked = [each for each in assignments if (part := each.request.resources) is not None and part.memory_mib]
+        if not asked or not self.settings.stream_output or self.reporter.limits_memory(driver):
+            return
+        for each in asked:
+            self._publish(each.name, encode(Output(each.name[3], "err", 0, "", note=MEMORY_COUNTED)))
 
     def _end_member(self, command: EndMember) -> None:
         driver, name = self.drivers[command.member.driver], command.member.name

@@ -79,6 +79,7 @@ class LeaderLink:
             reign=self._session.reign,
             resized=command.resized,
             down=self._reporter.drivers_down(),
+            use=self._reporter.use.newest(),
         )
         self._ask("renew", command.n, encode(renew, json=False))
 

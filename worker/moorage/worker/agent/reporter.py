@@ -7,7 +7,7 @@ import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -32,10 +32,13 @@ from moorage.worker.session.member_messages import Event, HealthChanged, Log, Me
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleJobs, UnusedJobs
+from moorage.worker.sharing.limiter.escapes import Escapes
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.usage_meter import UsageMeter
 
 T = TypeVar("T")
+#: how often devices are read while jobs use them: the rhythm of what `RecentUse` keeps
+SAMPLE_S: Final = 1.0
 Meter = Callable[[Sequence[SlotReading], float], Event | None]  # takes the reading of each slot, and the time
 
 
@@ -70,11 +73,15 @@ class Reporter:
         self.policy = policy
         self.guard = guard
         self._lost = lost
+        self._usage = UsageMeter(held, drivers)
+        #: what the running members use of their devices
+        self.use = self._usage.recent
         #: each takes every reading of real devices and may return an event
         self.meters: list[Meter] = [
-            UsageMeter(held, drivers).read,
+            self._usage.read,
             IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
             UnusedJobs(held, settings.freezes_after_s, self._wakes).read,
+            Escapes(held, drivers, lambda driver, mode: guard.levels(driver)[mode].memory).read,
         ]
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
@@ -87,6 +94,7 @@ class Reporter:
         self._load_at_s = NEVER_S
         self._load_sent_s = 0.0
         self._sample_at_s = NEVER_S
+        self._read_told_s = 0.0  # of the last load frame that a reading led to
         self._started = str(time.monotonic_ns())
         pool.on_change = self._pool_changed
 
@@ -114,15 +122,22 @@ class Reporter:
         self._load_at_s += seconds
         self._load_sent_s += seconds
         self._sample_at_s += seconds
+        self._read_told_s += seconds
 
     def tell(self) -> None:
         """Begin a reading of the devices that is due: a load frame follows. Else publish a load frame that is due."""
         now = self._shell.now()
         if now >= self._sample_at_s:
-            self._sample_at_s = now + self.settings.load_s
+            self._sample_at_s = now + self._sample_s()
             self._shell.spawn(self._sample_and_say_load())
         elif now >= self._load_at_s:
             self._say_load()
+
+    def _sample_s(self) -> float:
+        """Return in how many seconds the devices are read again: each second while a job uses real ones."""
+        if self.inventory.simulated or not any(state.sharers for state in self.pool.slot_states()):
+            return self.settings.load_s
+        return min(SAMPLE_S, self.settings.load_s)
 
     def drivers_down(self) -> list[DriverDown]:
         """Return the drivers whose engine does not answer now."""
@@ -167,6 +182,10 @@ class Reporter:
             resizes["mps"] = NEXT_ATTEMPT  # a client keeps the variables that it started with
         levels = {mode: level for mode, level in self.guard.levels(driver).items() if mode in offered}
         return replace(can, enforced=levels, resizes=resizes)
+
+    def limits_memory(self, driver: Driver) -> bool:
+        """Return whether this host ends a job of the driver that takes more memory than it asked for."""
+        return self._said(driver, driver.can, driver.capabilities).memory_limit
 
     def _wakes(self, member: Member) -> bool:
         driver = self.drivers[member.driver]
@@ -224,7 +243,9 @@ class Reporter:
             self._seen(await self.inventory.sample())
         finally:
             self._sampling = False
-        self._say_load()
+        if (now := self._shell.now()) - self._read_told_s > self.settings.load_s - self._sample_s() / 2:
+            self._read_told_s = now
+            self._say_load()
 
     # ------------------------------------------------------------------------------------------- the devices' health
 
@@ -232,6 +253,8 @@ class Reporter:
         self._readings = readings
         if self.watch.seen(readings, self._shell.now()):
             self._health_changed()
+        if self.inventory.simulated:  # what it shows of use is not charged, and ends no job
+            self._usage.measure(readings, self._shell.now())
         for meter in () if self.inventory.simulated else self.meters:
             if (event := meter(readings, self._shell.now())) is not None:
                 self._shell.enqueue(event)
@@ -283,6 +306,7 @@ class Reporter:
             health=health,
             foreign=foreign,
             detail=detail,
+            warning=self.watch.warning(state.slot, reading),
         )
 
 

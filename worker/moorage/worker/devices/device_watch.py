@@ -20,7 +20,7 @@ from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.devices.device_health import DeviceHealth, DeviceRecord
 from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.devices.readers.faults import Fault
+from moorage.worker.devices.readers.faults import Fault, Gravity
 
 log = logging.getLogger("moorage.worker")
 
@@ -62,6 +62,8 @@ class DeviceWatch:
         self._write_failed = False
         self._ours: frozenset[int] = frozenset()  # slots that this object has closed in the pool
         self._foreign: dict[int, str] = {}
+        #: by slot: a warning about a job that the kernel keeps from its own GPU
+        self.cut_off: dict[int, str] = {}
         #: returns those of these pids that the slot's leases explain; by default all pids of a leased slot
         self.explained: Callable[[int, Collection[int]], Container[int]] = lambda slot, pids: pids
 
@@ -124,6 +126,11 @@ class DeviceWatch:
             return "ok", "", HANDED_ON
         # memory errors count when they are new: a device that has been clean since its known errors is well
         return "ok" if reading.health == "ecc" else reading.health, foreign, ""
+
+    def warning(self, slot: int, reading: SlotReading) -> str:
+        """Return what is wrong with a device and closes nothing, after its kind, for the load frame; "" for nothing."""
+        notes = (fault for fault in reading.faults if fault.gravity == Gravity.NOTE)
+        return self.cut_off.get(slot) or next((f"{fault.kind}: {fault.detail}" for fault in notes), "")
 
     def _foreign_of(self, state: SlotState, reading: SlotReading) -> str:
         """Return the first process that no lease explains; "" for none, and for a device that a local claim has."""

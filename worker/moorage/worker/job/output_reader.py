@@ -1,14 +1,14 @@
-"""Answer the leader's requests for output that this worker keeps, outside the turns and a few at a time."""
+"""Answer the leader's requests for what this worker keeps of jobs, outside the turns and a few at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from moorage.bus.transport import Delivery
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
-from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.frames import LogPage, ReadLog, ReadUse, UsePage
 from moorage.schemas.names import is_job, is_tenant
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.lease_session import LeaseSession
@@ -17,17 +17,25 @@ from moorage.worker.session.shell import Shell
 #: pages of output that are read at the same time; the leader asks again for others
 LOG_READS_MAX: Final = 16
 
-_decode_read_log: Final = Decoder[ReadLog](ReadLog)
+_decode_ask: Final[Decoder[ReadLog | ReadUse]] = Decoder(ReadLog | ReadUse)
 
 
 class OutputReader:
-    """Answers the requests for output that one worker gets."""
+    """Answers the requests for output, and for the use of devices, that one worker gets."""
 
-    def __init__(self, shell: Shell, worker: str, session: LeaseSession, drivers: Mapping[str, Driver]) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        worker: str,
+        session: LeaseSession,
+        drivers: Mapping[str, Driver],
+        use: Callable[[ReadUse], UsePage],
+    ) -> None:
         self._shell = shell
         self._worker = worker
         self._session = session
         self._drivers = drivers
+        self._use = use
         self._reading = 0
 
     def on_asked(self, delivery: Delivery) -> None:
@@ -46,9 +54,9 @@ class OutputReader:
             self._shell.spawn(self._answer(delivery))
 
     async def _answer(self, delivery: Delivery) -> None:
-        answer: LogPage | Problem
+        answer: LogPage | UsePage | Problem
         try:
-            answer = await self._page(_decode_read_log(delivery.data))
+            answer = await self._page(_decode_ask(delivery.data))
         except Refused as refused:
             answer = refused.problem
         except Exception as error:  # a foreign driver may fail in any way, and the leader must get an answer
@@ -57,13 +65,15 @@ class OutputReader:
             self._reading -= 1
         self._shell.post(delivery.reply, encode(answer, json=False))
 
-    async def _page(self, ask: ReadLog) -> LogPage:
+    async def _page(self, ask: ReadLog | ReadUse) -> LogPage | UsePage:
         """Return the page. Raises Refused for another session, for an impossible name, and if nothing is kept."""
         session = self._session
         if session.phase != "live" or ask.session != session.session:
             raise refuse("session-over", f"{self._worker} is in another lease session")
         if not (is_tenant(ask.tenant) and is_job(ask.job)):
             raise refuse("invalid-argument", "no tenant or no job can have this name", found=f"{ask.tenant}/{ask.job}")
+        if isinstance(ask, ReadUse):
+            return self._use(ask)
         if ask.driver:
             driver = self._drivers.get(ask.driver)
             if driver is None:

@@ -235,7 +235,8 @@ class HelloChanged(msgspec.Struct, frozen=True):
 
 
 class OverGrant(msgspec.Struct, frozen=True):
-    """Have members end: (name, the reason in one line). They exceed their part of a device, or are `LOST`."""
+    """Have members end: (name, the reason in one line). They exceed their part of a device, made its MPS server
+    fail, or are `LOST`."""
 
     items: list[tuple[MemberName, str]]
 

@@ -81,6 +81,8 @@ DETAIL_CHARS_MAX: Final = 200
 OVER_GRANT_GRACE_S: Final = 0.5
 #: prefix of the reason of such an end
 OVER_GRANT: Final = "over-memory: "
+#: likewise, of the member whose process made the MPS server fail that it shares
+MPS_FAULT: Final = "mps-fault: "
 #: prefix of the reason for a member whose devices showed no use for too long
 IDLE: Final = "idle: "
 #: the reason for a member that cannot go on because of this host: it is tried again, as after a lost worker
@@ -439,7 +441,7 @@ class MemberTable:
             self.dropped["end-of-nothing"] += 1
             return
         member.phase = "exited"
-        if reason == ENDED_AS_ASKED and (member.why.startswith((OVER_GRANT, IDLE)) or member.why == LOST):
+        if reason == ENDED_AS_ASKED and (member.why.startswith((OVER_GRANT, MPS_FAULT, IDLE)) or member.why == LOST):
             reason = member.why
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
         self._judge(name, reason)

@@ -2,8 +2,10 @@
 
 Each second the guard reads what processes use of each shared device, adds it up by member, and asks for the end of a
 member that has exceeded its part for `guard_grace_s`. The part holds for each device of the member, and all memory of
-its processes is added, the CUDA context included. If that cannot be read several times in a row (`FAILED_MAX`), the
-guard's level falls, and with it what the worker promises (see `levels`).
+its processes is added, the CUDA context included. A member whose processes all obey the limiter is not ended for what
+its driver takes by itself (`Limits.spare_mib`): the limiter is told the same numbers, and gives it no more. If the use
+cannot be read several times in a row (`FAILED_MAX`), the guard's level falls, and with it what the worker promises (see
+`levels`).
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ class MemoryGuard:
         hidden: set[_Hidden],
     ) -> str:
         """Add one device's findings to `over` and `hidden`. Return why its processes cannot be attributed, else ""."""
-        sums: dict[MemberName, int] = {}
+        sums: dict[MemberName, dict[int, int]] = {}
         left = set(held)
         absent = {pid for pid in held if members and not os.path.exists(f"/proc/{pid}")}
         if absent and not self._sees_all_pids:  # in another PID namespace the same pid may be another process
@@ -184,12 +186,15 @@ class MemoryGuard:
                 left.discard(pid)
                 process = read_process(pid)
                 if name is not None:
-                    sums[name] = sums.get(name, 0) + held[pid]
+                    sums.setdefault(name, {})[pid] = held[pid]
                 elif process is not None:
                     hidden.add((pid, process.start_ticks))
         for member in members:
-            holds_mib = sums.get(member.name, 0)
-            if holds_mib > _grant_mib(member):
+            own = sums.get(member.name, {})
+            holds_mib = sum(own.values())
+            limits = self._drivers[member.driver].limits
+            spare_mib = limits.spare_mib(member.name, own) if limits is not None else 0
+            if holds_mib > _grant_mib(member) + spare_mib:
                 over[member.name] = (
                     f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(member)} are granted"
                 )

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from moorage.schemas.frames import UNKNOWN_MS
+from moorage.schemas.frames import UNKNOWN_MS, DeviceUse
 from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import Member, MemberName, Metered
-
-#: a member's use at a reading: the sum of percents over its devices, None unless all report it, and MiB
-_Use = tuple[int | None, int]
+from moorage.worker.sharing.recent_use import RecentUse
 
 
 class UsageMeter:
-    """The meter of one worker; `held` are its members.
+    """The meter of one worker; `held` are its members. `recent` has what each of them uses now and used of late.
 
     A job that has its devices alone uses what the devices report; a sharer uses what its processes use. If a device
     does not report its load, as a MIG slice, only memory is measured. Nothing is measured for a device that does not
@@ -26,8 +24,10 @@ class UsageMeter:
     def __init__(self, held: Mapping[MemberName, Member], drivers: Mapping[str, Driver]) -> None:
         self._held = held
         self._drivers = drivers
+        self.recent = RecentUse()
         self._sees_all_pids = sees_all_pids()
-        self._before: set[MemberName] = set()  # running at the last reading
+        self._running: set[MemberName] = set()  # at the last reading
+        self._before: set[MemberName] = set()  # and at the one before it
         self._read_s = 0.0
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> Metered | None:
@@ -36,41 +36,45 @@ class UsageMeter:
         Return what was used since the last reading by the jobs that ran at both; None if nothing was measured.
         """
         passed_ms, self._read_s = int((now_s - self._read_s) * 1000), now_s
+        uses = self.measure(readings, now_s)
+        items: list[tuple[MemberName, int, int]] = []
+        for name, each in uses.items():
+            if name in self._before:
+                percent = _sum([use.percent for use in each])
+                gpu_ms = UNKNOWN_MS if percent is None else percent * passed_ms // 100
+                items.append((name, gpu_ms, sum(use.memory_mib or 0 for use in each) * passed_ms))
+        return Metered(items) if items else None
+
+    def measure(self, readings: Sequence[SlotReading], now_s: float) -> dict[MemberName, list[DeviceUse]]:
+        """Return and record what each running member uses by this reading of each slot; without those not measured."""
         running = {
             name: member
             for name, member in self._held.items()
             if member.slots and member.phase in ("running", "ending") and not member.frozen  # a guest may use them
             if not any(readings[slot].handed_on or readings[slot].health == "unresponsive" for slot in member.slots)
         }
-        items: list[tuple[MemberName, int, int]] = []
         whose: dict[tuple[str, int], dict[int, MemberName | None] | None] = {}
+        uses: dict[MemberName, list[DeviceUse]] = {}
         for name, member in running.items():
-            if name not in self._before:
-                continue
-            used: _Use | None
             if member.place.mode == "exclusive":
-                used = _of_devices([readings[slot] for slot in member.slots])
-            else:
-                used = self._of_processes(member, readings, whose)
-            if used is not None:
-                percent, memory_mib = used
-                gpu_ms = UNKNOWN_MS if percent is None else percent * passed_ms // 100
-                items.append((name, gpu_ms, memory_mib * passed_ms))
-        self._before = set(running)
-        return Metered(items) if items else None
+                uses[name] = [_of_device(slot, readings[slot]) for slot in member.slots]
+            elif (shared := self._of_processes(member, readings, whose)) is not None:
+                uses[name] = shared
+        self._before, self._running = self._running, set(running)
+        self.recent.record(now_s, uses)
+        return uses
 
     def _of_processes(
         self,
         member: Member,
         readings: Sequence[SlotReading],
         whose: dict[tuple[str, int], dict[int, MemberName | None] | None],
-    ) -> _Use | None:
-        """Return what the processes of a sharer use; None if that cannot be measured.
+    ) -> list[DeviceUse] | None:
+        """Return what the processes of a sharer use of each device; None if that cannot be measured.
 
         `whose` caches the members that were found for other sharers of this reading.
         """
-        percents: list[int | None] = []
-        memory_mib = 0
+        uses: list[DeviceUse] = []
         for slot in member.slots:
             used_by, key = readings[slot].used_by, (member.driver, slot)
             if used_by is None:
@@ -81,9 +85,9 @@ class UsageMeter:
             if names is None:
                 return None
             own = [use for pid, use in used_by.items() if names.get(pid) == member.name]
-            percents += [use.percent for use in own]
-            memory_mib += sum(use.memory_mib for use in own)
-        return _sum(percents), memory_mib
+            percent = _sum([use.percent for use in own])
+            uses.append(DeviceUse(slot, percent, sum(use.memory_mib for use in own), readings[slot].power_w))
+        return uses
 
     def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, MemberName | None] | None:
         """Return the member of each process; None if the driver or this PID namespace cannot tell."""
@@ -94,8 +98,8 @@ class UsageMeter:
         return driver.members_of(pids)
 
 
-def _of_devices(readings: Sequence[SlotReading]) -> _Use:
-    return _sum([each.util_percent for each in readings]), sum(each.memory_used_mib for each in readings)
+def _of_device(slot: int, reading: SlotReading) -> DeviceUse:
+    return DeviceUse(slot, reading.util_percent, reading.memory_used_mib, reading.power_w)
 
 
 def _sum(percents: Sequence[int | None]) -> int | None:

@@ -13,7 +13,7 @@ from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import reasons
 from moorage.schemas.capabilities import level_number, mode_enforced, takes_guests
 from moorage.schemas.driver_config import takes_ids
-from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames import OTHERS, DeviceUse
 from moorage.schemas.frames.fleet import slots_named
 from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
 from moorage.schemas.memo import Memo
@@ -378,9 +378,11 @@ class Host:
         "sick",
         "stale",
         "troubles",
+        "use",
         "util_percent",
         "version",
         "waiting",
+        "warnings",
         "worker",
     )
 
@@ -404,6 +406,7 @@ class Host:
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
         self.sick = 0  # slots whose health is not ok
+        self.warnings: dict[int, tuple[str, str]] = {}  # likewise: (kind, detail) of what closes nothing
         self.troubles: dict[int, tuple[str, str]] = {}  # by slot, from its last load frame: (health or foreign, detail)
         self.waiting = False  # a local claim waits: the host counts as full (H42)
         self.heard = False  # renewed in this term
@@ -413,6 +416,8 @@ class Host:
         self.stale = False  # renewals or load frames are missing: no new jobs here
         #: drivers whose engine does not answer, by its last renewal: (why, for how many seconds)
         self.down: dict[str, tuple[str, int]] = {}
+        #: what attempts use of their devices, by fence, by its last renewal
+        self.use: dict[int, list[DeviceUse]] = {}
         self.bucket = -1
 
     @property

@@ -23,6 +23,7 @@ from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, QUEUED, RE
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.schemas import reasons, reserved_variables
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import NESTING_MAX, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
@@ -38,15 +39,7 @@ FORGET_MAX: Final = 256
 _NONE: Final[set[str]] = set()
 
 NO_MATCH: Final = "no-match"
-#: filters that do not mean missing workers: the present drivers or devices do not support the request
-NOT_SUPPORTED: Final = (
-    reasons.GPU_DRIVER.name,
-    reasons.ENFORCE.name,
-    reasons.MODE.name,
-    reasons.DEVICE.name,
-    reasons.NO_USERS.name,
-    reasons.NO_MEMORY_LIMIT.name,
-)
+NO_GPUS: Final = Capabilities(gpu_enabled=False)
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
 
@@ -67,8 +60,12 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _malformed(event: Submit) -> Problem | None:
-    """Return why a request is malformed, for rules that the decoder cannot check; None if it is not."""
+def _malformed(event: Submit, fleet: Fleet) -> Problem | None:
+    """Return why a request is malformed, for rules that the decoder cannot check; None if it is not.
+
+    Of a driver that has no GPUs on any worker, that is told before the shape of the devices asked for: with them mended
+    the request would still not run.
+    """
     request = event.request
     if request.blocks and not is_plain(request.blocks):
         return problem(
@@ -81,8 +78,17 @@ def _malformed(event: Submit) -> Problem | None:
     trouble = request.trouble
     if trouble is None:
         return None
+    code, shape = "invalid-argument", request.driver_fault(None)
+    if shape is not None and shape.trouble == trouble and _has_no_gpus(fleet, request.workload.driver):
+        code, trouble = request.driver_fault(NO_GPUS) or shape
     field, message, found, allowed = trouble
-    return problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
+    return problem(code, message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
+
+
+def _has_no_gpus(fleet: Fleet, driver: str) -> bool:
+    """Return whether workers offer this driver, and none of them gives its jobs GPUs."""
+    offers = [cls for cls in fleet.classes.values() if driver in cls.drivers]
+    return bool(offers) and not any(driver in cls.gpu_drivers for cls in offers)
 
 
 class NewJob:
@@ -151,7 +157,7 @@ class Admission:
         """
         request, shape = event.request, event.shape
         if request is not self._well_formed:
-            malformed = _malformed(event)
+            malformed = _malformed(event, self.fleet)
             if malformed is not None:
                 return malformed
             self._well_formed = request
@@ -398,7 +404,7 @@ class Admission:
         reason = self._unmatched.reason(event.shape)
         fix = "ask for what the fleet has, or leave out on_no_match to wait for a worker"
         return problem(
-            "failed-precondition" if reason in NOT_SUPPORTED else "no-match",
+            "failed-precondition",  # a fault of the fleet, as against one of the request: the sources have these two
             f"no known worker could ever run this ({self._unmatched.why(event.shape)})",
             job=event.name,
             next=reasons.NO_USERS.fix if reason == reasons.NO_USERS.name else fix,

@@ -313,6 +313,7 @@ class Sessions:
                 self.fleet.opens(worker.num)  # `refresh` looks at devices alone
             self.fleet.redrawn.add(worker.num)
         host.down = down
+        host.use = {each.fence: each.devices for each in frame.use}
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
@@ -373,15 +374,18 @@ class Sessions:
         if host is None or frame.boot != host.worker.boot:
             return
         sick = used_percent = 0
-        before, host.troubles = host.troubles, {}
+        before, host.troubles, host.warnings = (host.troubles, host.warnings), {}, {}
         for slot, reading in enumerate(frame.gpu_pool):
             if reading.util_percent > 0:
                 used_percent += min(reading.util_percent, 100)
+            if reading.warning and slot < len(host.cls.devices):
+                kind, _, detail = reading.warning.partition(": ")
+                host.warnings[slot] = (kind, detail)
             if (reading.health != "ok" or reading.foreign) and slot < len(host.cls.devices):
                 sick |= 1 << slot
                 ill = reading.health != "ok"
                 host.troubles[slot] = (reading.health, reading.detail) if ill else ("foreign", reading.foreign)
-        if host.troubles != before:
+        if (host.troubles, host.warnings) != before:
             self.fleet.redrawn.add(host.worker.num)
         host.util_percent = used_percent // max(1, len(frame.gpu_pool))
         host.load_ms = mono_ms

@@ -18,15 +18,15 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog
+from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse
 from moorage.schemas.job import Request
 
 
 class Kept(NamedTuple):
-    """The worker that ran the attempt, and the question to send to it."""
+    """The worker that has or had the attempt, and the question to send to it."""
 
     worker: Worker
-    ask: ReadLog
+    ask: ReadLog | ReadUse
 
 
 def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | Problem | None:

@@ -46,6 +46,7 @@ from moorage.scheduler.core.outputs.outputs import (
 )
 from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated
 from moorage.scheduler.core.queries.usage import usage_of_job, usage_of_story
+from moorage.scheduler.core.queries.use import use_of_job, use_rows
 from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
@@ -235,6 +236,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "why": held_by(job.hold) if job.hold and job.live else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
         **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
+        **({"use": used} if job.held and (used := use_of_job(engine, job)) else {}),
     }
 
 
@@ -305,6 +307,8 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
         data["mode"] = MODE_NAMES[member.mode]
         if (enforced := enforced_on(member.worker.hello, engine.request_of(replica.job))) is not None:
             data["enforced"] = msgspec.to_builtins(enforced)
+        if used := use_rows(engine, member):
+            data["use"] = used
     return data
 
 
@@ -489,13 +493,15 @@ def worker_state(worker: Worker, host: Host | None) -> str:
 
 
 def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
-    """Return the devices that are not given out, by slot, with the problem and its detail.
+    """Return the devices that are not given out, or whose worker warns of something, with the problem and its detail.
 
     `recorded` is true for what the ledger has, false for what the last load frame reported. Despite its name,
     `since_ms` is for how many ms a worker has reported the device as unhealthy; other problems have none.
     """
     pool = worker.hello.get("gpu_pool", ())
     rows: dict[int, dict[str, Any]] = {}
+    for slot, (kind, detail) in host.warnings.items() if host is not None else ():
+        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
     for slot, (kind, detail) in host.troubles.items() if host is not None else ():
         rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
     for slot in slots_of(worker.quarantined):

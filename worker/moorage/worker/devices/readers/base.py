@@ -139,7 +139,7 @@ class Inventory(Protocol):
         ...
 
     async def held(self, slot: int) -> dict[int, int]:
-        """Return the MiB of the device that each process uses, by pid, CUDA contexts included.
+        """Return the MiB of the device that each process uses, by pid, CUDA contexts included; asked after this call.
 
         NVIDIA MPS's own processes are left out, and processes that only do graphics if the driver does not report their
         memory. A device that a VM has gives an

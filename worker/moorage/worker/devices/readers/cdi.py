@@ -202,6 +202,11 @@ def read_registry(where: Iterable[Path]) -> Registry:
     return Registry(devices, tuple(faults))
 
 
+def spec_files(folder: Path) -> list[Path]:
+    """Return the files of specs in a folder, at most `FILES_MAX`, by name; none for a folder that cannot be read."""
+    return _files(folder, [])
+
+
 def _files(folder: Path, faults: list[str]) -> list[Path]:
     try:
         found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)

@@ -6,6 +6,7 @@ in the specs by its uuid, else by the file in /dev that belongs to it alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -15,12 +16,25 @@ from typing import Final
 from moorage.schemas.frames import Device
 from moorage.schemas.names import CDI_UUID
 from moorage.worker.devices.readers.base import DeviceProcess, HeldUnknown, ReportFault, SlotReading, bounded, user_of
-from moorage.worker.devices.readers.cdi import ALL, KINDS, Registry
+from moorage.worker.devices.readers.cdi import (
+    ALL,
+    KINDS,
+    CdiError,
+    Registry,
+    folders,
+    read_registry,
+    read_spec,
+    spec_files,
+)
+from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.threads import Question
 
 NAMES_MAX: Final = 8
 _MACHINE_CHARS: Final = 12
 SAMPLE_TIMEOUT_S: Final = 2.0
+#: how a spec of NVIDIA's devices is made, and where it usually is
+MAKES_SPEC: Final = "nvidia-ctk cdi generate --output="
+SPEC_USUAL: Final = Path("/etc/cdi/nvidia.yaml")
 #: files in /dev that belong to one GPU alone; NVIDIA's specs list a render node as well
 _OF_ONE_NVIDIA: Final = re.compile(r"/dev/nvidia[0-9]+")
 _OF_ONE: Final = re.compile(r"/dev/dri/renderD[0-9]+")
@@ -54,6 +68,63 @@ def _names_of(device: Device, own: frozenset[str], specs: Registry) -> list[str]
         elif name != ALL and ":" not in name and files and files <= own and not _UUID.fullmatch(name):
             found.append(f"{kind}={name}")
     return found[:NAMES_MAX]
+
+
+class SpecWatch:
+    """Whether the CDI specs of a host have all of its NVIDIA devices; they are read again when a file has changed.
+
+    Specs that are older than the devices lack slices of MIG that were made since, or a GPU that was put in: an engine
+    finds such a device by no name. A host without any spec of NVIDIA's GPUs does not use CDI, and lacks nothing.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        nodes: Sequence[Sequence[str]],
+        root: Path = Path("/"),
+        timeout_s: float = SAMPLE_TIMEOUT_S,
+    ) -> None:
+        self._devices = devices
+        self._nodes = nodes
+        self._where = folders(root)
+        self._read: tuple[tuple[str, int, int], ...] | None = None
+        self._faults: dict[int, Fault] = {}
+        self._look: Question[None] = Question("cdi-specs", self._look_again, timeout_s)
+
+    async def faults(self) -> dict[int, Fault]:
+        """Return the fault of each device, by slot, that no spec has; what was last seen if the disk does not answer.
+
+        Such a device is not closed: jobs reach it without CDI.
+        """
+        with contextlib.suppress(TimeoutError, OSError):
+            await self._look.answer()
+        return self._faults
+
+    def _look_again(self) -> None:
+        files = [path for folder in self._where for path in spec_files(folder)]
+        state = tuple((str(path), about.st_mtime_ns, about.st_size) for path in files for about in [path.stat()])
+        if state == self._read:
+            return
+        specs, kind = read_registry(self._where), KINDS["nvidia"]
+        fault = Fault("cdi", Gravity.NOTE, f"no CDI spec names it: {MAKES_SPEC}{spec_of(files, kind)}")
+        names = cdi_names(self._devices, self._nodes, specs) if specs.names(kind) else []
+        found = zip(self._devices, names, strict=False)
+        self._faults = {slot: fault for slot, (device, own) in enumerate(found) if _is_lacking(device, own)}
+        self._read = state
+
+
+def _is_lacking(device: Device, names: list[str]) -> bool:
+    is_divided = device.mig and not device.profile  # no container can use it whole, so specs have its slices alone
+    return device.vendor == "nvidia" and not names and not is_divided
+
+
+def spec_of(files: Sequence[Path], kind: str) -> Path:
+    """Return the file of these that has devices of this kind, the last in precedence; `SPEC_USUAL` if none has."""
+    for path in reversed(files):
+        with contextlib.suppress(CdiError, OSError):
+            if read_spec(path).kind == kind:
+                return path
+    return SPEC_USUAL
 
 
 class CdiInventory:

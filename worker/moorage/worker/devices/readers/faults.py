@@ -12,7 +12,18 @@ from enum import IntEnum
 from typing import Final, Literal
 
 Health = Literal[
-    "ok", "thermal", "ecc", "xid", "remap", "reset-needed", "missing", "unresponsive", "fabric", "probation", "mig"
+    "ok",
+    "thermal",
+    "ecc",
+    "xid",
+    "remap",
+    "reset-needed",
+    "missing",
+    "unresponsive",
+    "fabric",
+    "probation",
+    "mig",
+    "cdi",
 ]
 
 DETAIL_CHARS_MAX: Final = 120
@@ -21,7 +32,7 @@ DETAIL_CHARS_MAX: Final = 120
 class Gravity(IntEnum):
     """What follows from a fault. Of several faults the gravest decides."""
 
-    #: nothing: the job caused it, or the driver has handled it
+    #: nothing: the job caused it, or the driver has handled it; while it lasts, load frames have it as a warning
     NOTE = 0
     #: nothing new is placed on the device while the fault lasts; running jobs go on
     CLOSED = 1

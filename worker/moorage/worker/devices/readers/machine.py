@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 from moorage.schemas.frames import Device
 from moorage.worker.devices.readers.base import Inventory, ReportFault, SlotReading
 from moorage.worker.devices.readers.cdi import folders, read_registry
-from moorage.worker.devices.readers.cdi_devices import CdiInventory, cdi_names
+from moorage.worker.devices.readers.cdi_devices import CdiInventory, SpecWatch, cdi_names
 from moorage.worker.devices.readers.drm import open_drm
 from moorage.worker.devices.readers.faults import Fault
 from moorage.worker.devices.readers.nvml import NvmlInventory, open_nvml
@@ -34,10 +35,14 @@ log = logging.getLogger("moorage.worker.devices.readers")
 class CombinedInventory:
     """Several inventories as one; their devices keep their order. At most `DEVICES_MAX` devices are slots.
 
-    `cdi` has each device's names in the host's CDI specs. Raises ValueError if two parts list the same (vendor, uuid).
+    `cdi` has each device's names in the host's CDI specs, and `specs` sees whether they still have it. Raises
+    ValueError if two parts list the same (vendor, uuid).
     """
 
-    def __init__(self, parts: Sequence[Inventory], cdi: Sequence[list[str]] = ()) -> None:
+    def __init__(
+        self, parts: Sequence[Inventory], cdi: Sequence[list[str]] = (), specs: SpecWatch | None = None
+    ) -> None:
+        self._specs = specs
         self._parts = tuple(parts)
         self._homes = [(part, slot) for part in self._parts for slot in range(len(part.devices()))][:DEVICES_MAX]
         self._devices = [device for part in self._parts for device in part.devices()][:DEVICES_MAX]
@@ -59,7 +64,10 @@ class CombinedInventory:
 
     async def sample(self) -> list[SlotReading]:
         samples = await asyncio.gather(*(part.sample() for part in self._parts))
-        return [reading for sample in samples for reading in sample][:DEVICES_MAX]
+        readings = [reading for sample in samples for reading in sample][:DEVICES_MAX]
+        for slot, fault in (await self._specs.faults()).items() if self._specs is not None else ():
+            readings[slot] = replace(readings[slot], faults=(*readings[slot].faults, fault))
+        return readings
 
     async def memory_is_free(self, slot: int) -> bool:
         part, own_slot = self._home(slot)
@@ -134,7 +142,8 @@ async def open_machine(machine: str, *, root: Path = Path("/")) -> CombinedInven
         log.warning(
             "the last %d devices are not offered to jobs: a worker has at most %d devices", left_out, DEVICES_MAX
         )
-    return CombinedInventory(parts, cdi_names(devices, nodes, specs))
+    watch = SpecWatch(devices[:DEVICES_MAX], nodes[:DEVICES_MAX], root) if nvml.is_there else None
+    return CombinedInventory(parts, cdi_names(devices, nodes, specs), watch)
 
 
 def sysfs_address(pci: str) -> str:

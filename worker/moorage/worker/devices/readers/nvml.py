@@ -154,14 +154,14 @@ class NvmlInventory:
         return is_free(reading, self._handles[slot].baseline_mib)
 
     async def held(self, slot: int) -> dict[int, int]:
-        return await self._told(self._holders[slot])
+        return await self._told(self._holders[slot].fresh_answer)
 
     async def worked(self, slot: int) -> dict[int, int]:
-        return await self._told(self._workers[slot])
+        return await self._told(self._workers[slot].answer)
 
-    async def _told(self, question: Question[dict[int, int]]) -> dict[int, int]:
+    async def _told(self, ask: Callable[[], Awaitable[dict[int, int]]]) -> dict[int, int]:
         try:
-            return await question.answer()
+            return await ask()
         except TimeoutError:
             raise HeldUnknown("NVML does not answer") from None
         except (self._api.NVMLError, AttributeError) as error:

@@ -123,6 +123,7 @@ class SimulatedInventory:
 
 def _idle(health: Health = "ok") -> SlotReading:
     return SlotReading(
+        util_percent=0,
         memory_used_mib=BASELINE_MIB,
         temperature_c=95 if health == "thermal" else 30,
         health=health,

@@ -19,14 +19,14 @@ from moorage.schemas.job import Request
 from moorage.schemas.names import CDI_UUID
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.settings import setting
-from moorage.system.device_environment import JobEnvironment, SharingUnavailable
+from moorage.system.device_environment import JobEnvironment, SharingUnavailable, apply_tf_paths_over
 from moorage.worker.devices.readers.cdi import KINDS, Registry
 from moorage.worker.devices.readers.device_nodes import device_nodes
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.entry import mounts_of, words_of
 from moorage.worker.drivers.container.ports import Published, is_ipv4, ports_wanted, range_of
 from moorage.worker.drivers.policy import Policy
-from moorage.worker.job.environment import UNBUFFERED, LacksHere, lay_over
+from moorage.worker.job.environment import PATH_DEFAULT, UNBUFFERED, LacksHere, lay_over
 from moorage.worker.settings import check_rules
 from moorage.worker.sharing.limiter.limits import ContainerLimit
 
@@ -45,20 +45,19 @@ _UNPUBLISHED: Final = ("none", "host")
 
 
 class Image(NamedTuple):
-    """The program of an image: its entry point, command, user and preloaded libraries; empty if it names none."""
+    """The program of an image: its entry point, command, user and variables; empty if it names none."""
 
     entry_point: Sequence[str] = ()
     command: Sequence[str] = ()
     user: str = ""
-    preload: str = ""  # its LD_PRELOAD
+    variables: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
         """Return the program of an image from an engine's inspection of it."""
         config = inspected.get("Config") or {}
         variables = dict(each.partition("=")[::2] for each in config.get("Env") or ())
-        preload = variables.get("LD_PRELOAD", "")
-        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "", preload)
+        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "", variables)
 
 
 class ImageSettings(msgspec.Struct, frozen=True):
@@ -300,8 +299,8 @@ def config_of(
 ) -> dict[str, Any]:
     """Return the configuration of a container, in the form of an engine's API.
 
-    `specs` are the CDI specs that the engine reads, None for an engine without CDI; `image` is needed with `variables`
-    or `limit`. `folder` is the attempt's own folder on this host, `variables` the file of its secrets
+    `specs` are the CDI specs that the engine reads, None for an engine without CDI; `image` is needed with `variables`,
+    `limit` or paths to add. `folder` is the attempt's own folder on this host, `variables` the file of its secrets
     (container_entry.py), and `limit` the limiter's part of the container. `nodes` are the files of devices, from
     `Kit.nodes`. `mps` are the variables of an MPS daemon that the worker runs for this container; None if it runs
     none.
@@ -353,8 +352,9 @@ def config_of(
         ours |= published.variables
     base = UNBUFFERED | ({"HOME": FOLDER_AT} if folder else {})
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
+    env = JobEnvironment(apply_tf_paths_over({"PATH": PATH_DEFAULT} | dict(image.variables), env))
     if limit is not None:
-        env = JobEnvironment(limit.laid_over(env, image.preload))
+        env = JobEnvironment(limit.laid_over(env, image.variables.get("LD_PRELOAD", "")))
         host["Mounts"] += limit.mounts
     config: dict[str, Any] = {
         "Image": request.image,

@@ -27,7 +27,6 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container.config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
-from moorage.worker.drivers.container.engine_watch import EngineWatch
 from moorage.worker.drivers.container.faults import CannotStart, start_fault
 from moorage.worker.drivers.container.follow import Follower
 from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
@@ -35,6 +34,7 @@ from moorage.worker.drivers.container.output import clear_marks
 from moorage.worker.drivers.container.ports import Ports
 from moorage.worker.drivers.container.removal import Removal
 from moorage.worker.drivers.container.start import ENDED_FIRST, Starter
+from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
@@ -102,7 +102,7 @@ class DockerDriver(Driver):
         check_host_ipc(own, has_limiter=self.limits is not None)
         self._removal = Removal(self._host)
         self._look_after: list[asyncio.Task[None]] = []
-        self._watch = EngineWatch(self._host.engine.ping, f"{kit.worker}: docker")
+        self._watch = EngineWatch(self._host.engine.ping, (EngineDown, EngineError), f"{kit.worker}: docker")
         self._follower = Follower(
             self._host, self._removal, self._watch, kit.settings.output_cap_bytes, publishes=kit.settings.stream_output
         )
@@ -175,6 +175,10 @@ class DockerDriver(Driver):
         await self._files.close()
         await self._host.engine.close()
         await self._host.link.close(self._host.owner)
+
+    def can(self) -> Capabilities:
+        limits_memory = bool((self._starter.info or {}).get("MemoryLimit", True))
+        return msgspec.structs.replace(super().can(), memory_limit=limits_memory)
 
     def engine_down(self) -> tuple[str, float] | None:
         return (self._watch.why, self._watch.since_s) if self._watch.why else None

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
-from moorage.worker.drivers.container.engine_watch import EngineWatch
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, read_out
 from moorage.worker.drivers.container.removal import Removal
+from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.supervisor_link import WORKER_STOPPED
 from moorage.worker.job.attempt_folders import DISK
 from moorage.worker.supervisor.protocol import SHUTS_DOWN

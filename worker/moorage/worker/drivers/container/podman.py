@@ -26,7 +26,7 @@ from moorage.schemas.driver_config import PodmanBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import NOT_HERE, LogPage, ReadLog
 from moorage.schemas.job import Request
-from moorage.system.device_environment import HostAtFault
+from moorage.system.device_environment import HostAtFault, names_tf_paths
 from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.devices.readers.cdi import CdiError, Registry, folders, read_registry
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver, Living
@@ -460,7 +460,8 @@ class PodmanDriver(ProcessDriver):
         name, run = assignment.name, assignment.run
         secrets = secret_variables(run.env, self._secrets_dir)
         limit = None if self.limits is None else self.limits.of_container(name, *assignment.part)
-        image = await self._image(assignment.request.image) if secrets or limit else Image()
+        needs_image = secrets or limit or names_tf_paths(run.env)
+        image = await self._image(assignment.request.image) if needs_image else Image()
         wanted = ports_wanted(assignment.request)
         try:
             variables = self._entries.write(self._key(name), secrets) if secrets else None

@@ -101,7 +101,8 @@ class Starter:
         self._limits = limits
         self._mps = mps
         self._entries: Entries | None = None
-        self._info: dict[str, Any] | None = None
+        self.info: dict[str, Any] | None = None
+        """The engine's description of itself when it was last asked; None before the first answer."""
         self._starts = asyncio.Semaphore(STARTS_MAX)
         self._pulls = asyncio.Semaphore(PULLS_MAX)
 
@@ -114,11 +115,11 @@ class Starter:
     async def ask_info(self) -> dict[str, Any] | None:
         """Return the engine's description of itself; None if it does not answer now."""
         try:
-            self._info = await self._host.engine.info()
+            self.info = await self._host.engine.info()
         except (EngineDown, EngineError) as error:
             log.warning("the container engine on %s failed: %s", self._host.engine.socket, error)
             return None
-        return self._info
+        return self.info
 
     async def start(self, member: Member, assignment: Assignment) -> None:
         """Start a container, and return once it runs.
@@ -206,7 +207,7 @@ class Starter:
         """
         if assignment.mode != MPS or self._simulated:
             return None
-        info = self._info or await self.ask_info()
+        info = self.info or await self.ask_info()
         if info is None or any(word in each for each in info["SecurityOptions"] for word in _MAPS_USERS):
             why = "the engine maps the containers' users to other users of the host (rootless, or userns-remap)"
             raise CannotStart(None, f"mps: {why if info else 'the container engine does not answer'}")
@@ -252,7 +253,7 @@ class Starter:
 
         Make the folder and the file of secrets, and take the ports, that it names.
         """
-        info = await self.ask_info() if assignment.devices or self._info is None else self._info
+        info = await self.ask_info() if assignment.devices or self.info is None else self.info
         if info is None:
             raise CannotStart(None, "the container engine does not answer")
         specs, folders = None, info.get("CDISpecDirs")

@@ -25,6 +25,7 @@ from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container.config import check_image, check_policy
 from moorage.worker.drivers.container.faults import CannotStart, fault_of
+from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes.api import CONFLICT, GONE, Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes.devices import ClusterInventory
@@ -60,6 +61,8 @@ STUCK_S: Final = 30.0
 #: pods that are created at the same time
 STARTS_MAX: Final = 16
 _BUSY: Final = 429
+#: the pod that the driver asks for to see whether the API server and its store answer; no member has this name
+_ASKED_FOR: Final = "moorage-ping"
 
 log = logging.getLogger("moorage.worker")
 
@@ -122,6 +125,7 @@ class KubernetesDriver(Driver):
         self._over: dict[str, None] = {}
         self._dropping: asyncio.Task[None] | None = None
         self._starts = asyncio.Semaphore(STARTS_MAX)
+        self._engine = EngineWatch(self._ping, (ClusterDown, ClusterError), f"{kit.worker}: kubernetes")
         settings = kit.settings
         self._outputs = PodOutputs(
             self._cluster,
@@ -167,6 +171,7 @@ class KubernetesDriver(Driver):
             else:
                 self._allow_start(member)
             self._on_pod(pod, is_gone=False)
+        self._begin(self._engine.run())
         self._begin(self._watch(version))
         if self._kit.settings.secrets_dir is not None:
             self._begin(self._drop_secrets())
@@ -184,6 +189,16 @@ class KubernetesDriver(Driver):
             await asyncio.wait(tasks)
         await self._outputs.close()
         await self._cluster.close()
+
+    def engine_down(self) -> tuple[str, float] | None:
+        return (self._engine.why, self._engine.since_s) if self._engine.why else None
+
+    async def _ping(self) -> None:
+        try:
+            await self._cluster.get("pods", _ASKED_FOR)
+        except ClusterError as error:
+            if error.status != _BUSY:  # a busy API server does answer
+                raise
 
     def check(self, request: Request) -> None:
         check_image(request)
@@ -318,7 +333,9 @@ class KubernetesDriver(Driver):
         self._at(member, self._own.start_within, self._too_late)
 
     def _too_late(self, member: _Member) -> None:
-        if not member.is_started:
+        if self._engine.why:  # the pod may have started, and its state cannot be read: begin the time anew
+            self._allow_start(member)
+        elif not member.is_started:
             why = f"the pod did not start within {self._own.start_within:g} s"
             self._give_up(member, Seen("refused", f"{why}: {member.waits_for}" if member.waits_for else why))
 

@@ -15,10 +15,10 @@ import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Secret
+from moorage.system.device_environment import JobEnvironment, apply_tf_paths_over
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import FOLDER_AT, ImageSettings, ids_of
-from moorage.worker.drivers.device_requests import kubernetes_limits
-from moorage.worker.job.environment import UNBUFFERED, lay_over
+from moorage.worker.job.environment import PATH_DEFAULT, UNBUFFERED, lay_over
 from moorage.worker.session.member_messages import MemberName
 
 #: the one container of a pod
@@ -138,11 +138,12 @@ def pod_of(
             limits["memory"] = f"{resources.memory_mib}Mi"
     if assignment.devices and not simulated:
         assert request.effective_gpu is not None
-        limits |= kubernetes_limits(request.effective_gpu, resource)
+        limits |= {resource: str(request.effective_gpu.count)}
         ours = {key: value for key, value in ours.items() if key not in _OF_DEVICES}
         ours["NVIDIA_DRIVER_CAPABILITIES"] = settings.nvidia_capabilities
     base = UNBUFFERED | {"HOME": FOLDER_AT}
     plain = lay_over(base | {key: value for key, value in run.env.items() if isinstance(value, str)}, ours)
+    plain = JobEnvironment(apply_tf_paths_over({"PATH": PATH_DEFAULT}, plain))  # what the image has is not known here
     hidden = lay_over({key: value.secret for key, value in run.env.items() if isinstance(value, Secret)}, {})
     env: list[dict[str, Any]] = [{"name": key, "value": literal(value)} for key, value in plain.items()]
     env += [

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from moorage.schemas.settings import setting
+from moorage.worker.devices.readers.cdi import KINDS
 from moorage.worker.drivers.container.config import ImageSettings
-from moorage.worker.drivers.device_requests import NVIDIA
 from moorage.worker.drivers.kubernetes.api import Cluster
 
 _DIR_BYTES: Final = 10 << 30
@@ -25,7 +25,7 @@ class KubernetesSettings(ImageSettings, frozen=True):
         setting("Kubeconfig; else the service account of the pod that the agent runs in, KUBECONFIG, ~/.kube/config."),
     ] = None
     context: Annotated[str, setting("Context of the kubeconfig; its current one by default.")] = ""
-    resource: Annotated[str, setting("Resource of the node whose units are the worker's GPUs.")] = NVIDIA
+    resource: Annotated[str, setting("Resource of the node whose units are the worker's GPUs.")] = KINDS["nvidia"]
     start_within: Annotated[
         float, setting("How long a pod may wait for its container, images included.", unit="s", ge=1, le=86400)
     ] = 600.0

@@ -1,4 +1,5 @@
-"""Give the segments of a worker their heartbeats and their tokens, ten times a second, while the agent runs.
+"""Give the segments of a worker their heartbeats and their tokens, ten times a second, and tell them each second what
+NVML says that their processes hold, while the agent runs.
 
 What the driver reports of a process is added to the attempt whose segment has a slot of that process; a process without
 a slot is added to no attempt. If it reports nothing for a device, as for a MIG slice, or none of an attempt's slots has
@@ -13,14 +14,15 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
+from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter.controller import PASSED_S_MIN, RATE, Controller
-from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.sharing.limiter.owners import Owners
 from moorage.worker.sharing.limiter.segment import Segment, Slot
 
@@ -41,6 +43,9 @@ log = logging.getLogger("moorage.worker")
 @dataclass
 class _Attempt:
     last_s: float
+    name: MemberName
+    driver: Driver
+    owners: Owners
     slots: list[Slot] = field(default_factory=list)
     controllers: dict[int, Controller] = field(default_factory=dict)
     opened: int = 0
@@ -48,13 +53,13 @@ class _Attempt:
 
 
 class Control:
-    """The segments of some drivers of one worker; `inventory` has the devices."""
+    """The segments of the drivers of one worker that have a limiter; `inventory` has the devices."""
 
-    def __init__(self, limits: Sequence[Limits], inventory: Inventory) -> None:
-        self._limits = limits
+    def __init__(self, drivers: Iterable[Driver], inventory: Inventory) -> None:
+        self._drivers = [(driver, driver.limits) for driver in drivers if driver.limits is not None]
         self._inventory = inventory
+        self._sees_all_pids = sees_all_pids()
         self._slots = {_bare(device.uuid): slot for slot, device in enumerate(inventory.devices())}
-        self._owners = Owners()
         self._attempts: dict[Segment, _Attempt] = {}
         self._unmeasured: dict[str, float] = {}  # by device: when it was last asked in vain
         self._looked_s = 0.0
@@ -66,12 +71,16 @@ class Control:
             await asyncio.sleep(STEP_S)
 
     async def step(self, now_s: float) -> None:
-        """Give every segment its heartbeat and its tokens; each `LOOK_S` seconds look for processes that have ended.
+        """Give every segment its heartbeat and its tokens; each `LOOK_S` seconds look at the processes, too.
 
         A segment that cannot be written is logged once; the others are not affected.
         """
-        names = {segment: name for limits in self._limits for name, segment in limits.segments.items()}
-        self._attempts = {one: self._attempts.get(one) or _Attempt(now_s) for one in names}
+        known = {
+            segment: (name, driver, limits.owners)
+            for driver, limits in self._drivers
+            for name, segment in limits.segments.items()
+        }
+        self._attempts = {one: self._attempts.get(one) or _Attempt(now_s, *about) for one, about in known.items()}
         measured: dict[str, dict[int, float] | None] = {}
         for segment, attempt in list(self._attempts.items()):
             try:
@@ -81,19 +90,21 @@ class Control:
                     attempt.last_s = now_s
             except (OSError, struct.error) as error:  # struct.error: a job has written numbers that are too large
                 if not attempt.is_told and not segment.is_closed:
-                    log.warning("job %s: the limiter's segment cannot be refilled: %s", names[segment][1], error)
+                    log.warning("job %s: the limiter's segment cannot be refilled: %s", attempt.name[1], error)
                     attempt.is_told = True
         if now_s >= self._looked_s + LOOK_S:
             self._looked_s = now_s
             with contextlib.suppress(OSError):  # out of descriptors: try again later
-                self._look(names)
+                self._look()
+            with contextlib.suppress(OSError):
+                await self._tell()
 
     async def _refill(
         self, segment: Segment, attempt: _Attempt, now_s: float, measured: dict[str, dict[int, float] | None]
     ) -> None:
         passed_s = now_s - attempt.last_s
         attempt.slots = segment.slots()
-        pids = {pid for slot in attempt.slots if (pid := self._owners.pid_of(slot))}
+        pids = {pid for slot in attempt.slots if (pid := attempt.owners.pid_of(slot))}
         is_known = bool(pids) or not attempt.slots
         for device, uuid in enumerate(map(_bare, segment.uuids)):
             rate = segment.rate(device)
@@ -123,9 +134,7 @@ class Control:
             if uuid not in self._slots:
                 raise HeldUnknown("this worker has it no more")
             percents = await self._inventory.worked(self._slots[uuid])
-            absent = [pid for pid in percents if not os.path.exists(f"/proc/{pid}")]
-            if absent and not self._owners.sees_all_pids:
-                raise HeldUnknown(f"NVML names pid {absent[0]}, which is not in the worker's PID namespace")
+            self._check_pids(percents)
         except HeldUnknown as unknown:
             if uuid not in self._unmeasured:
                 log.warning(
@@ -139,12 +148,21 @@ class Control:
             log.warning("the limiter: device %s: what processes use of it is known again", uuid)
         return {pid: percent / 100 for pid, percent in percents.items()}
 
-    def _look(self, names: dict[Segment, MemberName]) -> None:
+    def _check_pids(self, pids: Collection[int]) -> None:
+        """Raise HeldUnknown if one is of another PID namespace: here its number may be that of another process."""
+        absent = [pid for pid in pids if not os.path.exists(f"/proc/{pid}")]
+        if absent and not self._sees_all_pids:
+            raise HeldUnknown(f"NVML names pid {absent[0]}, which is not in the worker's PID namespace")
+
+    def _look(self) -> None:
         """Release the counted memory of processes that have ended. Log which attempts had launches without tokens.
 
         Raises OSError.
         """
-        dead = self._owners.look([slot for attempt in self._attempts.values() for slot in attempt.slots])
+        dead: set[int] = set()
+        for _, limits in self._drivers:
+            own = [attempt.slots for attempt in self._attempts.values() if attempt.owners is limits.owners]
+            dead |= limits.owners.look([slot for slots in own for slot in slots])
         for segment, attempt in self._attempts.items():
             if segment.is_closed:
                 continue
@@ -154,8 +172,35 @@ class Control:
             opened = segment.counts().opened
             if opened > attempt.opened:
                 why = "because the agent gave no heartbeat"
-                log.warning("job %s: %d kernel launches were not throttled, %s", names[segment][1], opened, why)
+                log.warning("job %s: %d kernel launches were not throttled, %s", attempt.name[1], opened, why)
                 attempt.opened = opened
+
+    async def _tell(self) -> None:
+        """Tell each segment with a limit what NVML says that its processes hold. Raises OSError."""
+        on: dict[int, list[tuple[Segment, int, _Attempt]]] = {}
+        for segment, attempt in self._attempts.items():
+            for device, uuid in enumerate(() if segment.is_closed else map(_bare, segment.uuids)):
+                if uuid in self._slots and segment.limit(device):
+                    on.setdefault(self._slots[uuid], []).append((segment, device, attempt))
+        await asyncio.gather(*(self._tell_of(slot, limited) for slot, limited in on.items()))
+
+    async def _tell_of(self, slot: int, limited: list[tuple[Segment, int, _Attempt]]) -> None:
+        """Tell this of one device. Segments keep what they were told if NVML fails. Raises OSError."""
+        readings = [segment.begin_reading() for segment, _, _ in limited]
+        try:
+            held = {pid: mib << 20 for pid, mib in (await self._inventory.held(slot)).items()}
+            self._check_pids(held)
+        except HeldUnknown:
+            return
+        for (segment, device, attempt), reading in zip(limited, readings, strict=True):
+            if segment.is_closed:
+                continue
+            pids = {one.owner: attempt.owners.pid_of(one) for one in reading.slots}
+            segment.tell(reading, device, {owner: held[pid] for owner, pid in pids.items() if pid in held})
+            if 0 in pids.values():
+                continue  # of those without a slot it cannot be told which they are
+            members = attempt.driver.members_of(held.keys() - pids.values())
+            segment.tell_others(device, sum(held[pid] for pid, name in members.items() if name == attempt.name))
 
 
 def _bare(uuid: str) -> str:

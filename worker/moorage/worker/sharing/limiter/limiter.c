@@ -1,7 +1,8 @@
 /* The limiter keeps the processes of a job to their part of a GPU: a library that LD_PRELOAD loads into them.
 
    It stands before functions of the CUDA driver and of NVML. Memory is reserved before the driver is asked for it, in the
-   segment of limiter.h, which all processes of the attempt share, and is refused beyond the limit. Kernels wait for
+   segment of limiter.h, which all processes of the attempt share, and is refused beyond the limit. What the driver takes
+   by itself, the worker reads from NVML each second and writes there: it counts too. Kernels wait for
    tokens, which the worker gives. Totals and free memory are told as those of the part. While an attempt is frozen its
    calls wait here, and the worker sees that they do.
 
@@ -12,7 +13,8 @@
    - The driver is asked first; an out-parameter counts only where the driver returned 0.
    - A function is replaced only where the address that was looked up is the driver's own.
    - Nothing in the segment is a lock, and a slot never moves. What a killed process held is in its slot alone.
-   - Bytes are counted for each pointer, with the device on which they were allocated.
+   - Bytes are counted for each pointer, with the device on which they were allocated; of a pool and of graphs counts
+     what the driver keeps for them.
 
    Prototypes are those of NVIDIA's cuda.h and nvml.h, written down here since neither is there at the build. */
 
@@ -20,9 +22,11 @@
 #include "limiter.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -59,13 +63,16 @@ typedef void *CUcontext, *CUstream, *CUfunction, *CUarray, *CUmipmappedArray, *C
     *CUgraphNode, *nvmlDevice_t;
 
 enum { OK = 0, OUT_OF_MEMORY = 2, CU_NOT_FOUND = 500, NVML_NOT_FOUND = 13 };
-enum { LOCATION_DEVICE = 1, NODE_KERNEL = 0 };
+enum { LOCATION_DEVICE = 1, NODE_KERNEL = 0, NODE_GRAPH = 4, NODE_ALLOCATION = 10 };
 
 /* Every hook, all variants that a driver exports. */
 #define CUDA_HOOKS(X) \
     X(cuGetProcAddress) X(cuGetProcAddress_v2) \
     X(cuMemAlloc) X(cuMemAlloc_v2) X(cuMemAllocManaged) X(cuMemAllocPitch) X(cuMemAllocPitch_v2) \
     X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) \
+    X(cuMemPoolCreate) X(cuMemPoolDestroy) \
+    X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuLibraryLoadData) \
+    X(cuLibraryLoadFromFile) \
     X(cuMemFree) X(cuMemFree_v2) X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz) \
     X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemRetainAllocationHandle) \
     X(cuMemImportFromShareableHandle) \
@@ -79,17 +86,18 @@ enum { LOCATION_DEVICE = 1, NODE_KERNEL = 0 };
     X(cuLaunchCooperativeKernel) X(cuLaunchCooperativeKernel_ptsz) X(cuLaunchCooperativeKernelMultiDevice) \
     X(cuLaunch) X(cuLaunchGrid) X(cuLaunchGridAsync) \
     X(cuGraphInstantiate) X(cuGraphInstantiate_v2) X(cuGraphInstantiateWithFlags) X(cuGraphInstantiateWithParams) \
-    X(cuGraphInstantiateWithParams_ptsz) X(cuGraphExecDestroy) X(cuGraphLaunch) X(cuGraphLaunch_ptsz)
+    X(cuGraphInstantiateWithParams_ptsz) X(cuGraphExecDestroy) X(cuGraphExecUpdate) X(cuGraphExecUpdate_v2) \
+    X(cuGraphLaunch) X(cuGraphLaunch_ptsz)
 /* Those that do nothing but wait while the attempt is frozen: what a process calls after a pause. What only asks, as
-   cuDeviceGetCount, is left out. None of them has a floating-point argument, and each at most six words of arguments
-   (GATED_WIDE: eight), so all of them are handed on alike. */
+   cuDeviceGetCount, is left out. None of them has a floating-point argument, and each at most six words of arguments, so
+   all of them are handed on alike. */
 #define VARIANTS(X, name) X(name) X(name##_ptsz)
 #define COPIES(X, name) X(name) X(name##_v2) X(name##_ptds) X(name##_v2_ptds)
 #define COPIES_ASYNC(X, name) X(name) X(name##_v2) X(name##_ptsz) X(name##_v2_ptsz)
 #define FILLS(X, name) X(name) X(name##_v2) X(name##_ptds) X(name##_v2_ptds)
 #define GATED(X) \
     X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxSynchronize) \
-    X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuModuleUnload) \
+    X(cuModuleUnload) \
     X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuModuleGetGlobal_v2) X(cuLibraryUnload) \
     X(cuLibraryGetModule) X(cuKernelGetFunction) \
     X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamDestroy_v2) \
@@ -112,13 +120,12 @@ enum { LOCATION_DEVICE = 1, NODE_KERNEL = 0 };
     VARIANTS(X, cuMemsetD2D8Async) VARIANTS(X, cuMemsetD2D16Async) VARIANTS(X, cuMemsetD2D32Async) \
     VARIANTS(X, cuMemPrefetchAsync) VARIANTS(X, cuMemPrefetchAsync_v2) X(cuMemAdvise) X(cuMemAdvise_v2) \
     X(cuMemAllocHost) X(cuMemAllocHost_v2) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostRegister) \
-    X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuMemSetAccess) X(cuMemPoolCreate) X(cuMemPoolDestroy) \
+    X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuMemSetAccess) \
     X(cuMemPoolTrimTo) VARIANTS(X, cuGraphUpload)
-#define GATED_WIDE(X) X(cuLibraryLoadData) X(cuLibraryLoadFromFile)
 #define NVML_HOOKS(X) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)
 
 #define ENUM(name) AT_##name,
-enum { CUDA_HOOKS(ENUM) GATED(ENUM) GATED_WIDE(ENUM) AT_NVML, AT_before_nvml = AT_NVML - 1, NVML_HOOKS(ENUM) HOOKS };
+enum { CUDA_HOOKS(ENUM) GATED(ENUM) AT_NVML, AT_before_nvml = AT_NVML - 1, NVML_HOOKS(ENUM) HOOKS };
 
 static struct hook {
     const char *name;
@@ -136,7 +143,8 @@ static int devices;
 static struct wiped {
     _Atomic uint32_t slot;  /* our slot and 1 */
     _Atomic uint32_t begun; /* the tables of this process are its own */
-    _Atomic uint32_t attaching, mapping;
+    _Atomic uint32_t attaching, mapping, guessing, pooling;
+    _Atomic uint32_t swept; /* dead processes' bytes were released once */
     _Atomic uint32_t launches; /* it has launched a kernel, and has tried to get a slot */
     _Atomic uint32_t shards[SHARDS];
     _Atomic uint8_t touched[LIMITER_DEVICES]; /* the context on this device is counted */
@@ -243,10 +251,7 @@ static inline void gate(void) {
 
 #define WORDS uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f
 #define GATE(name) HOOK CUresult name(WORDS) { return REAL(name)(a, b, c, d, e, f); }
-#define GATE_WIDE(name) \
-    HOOK CUresult name(WORDS, uint64_t g, uint64_t h) { return REAL(name)(a, b, c, d, e, f, g, h); }
 GATED(GATE)
-GATED_WIDE(GATE_WIDE)
 
 /* A function of the driver that has no hook. */
 #define DRIVER(name, ...) ({ \
@@ -272,12 +277,15 @@ static uint64_t pid_namespace(void) {
     return strtoull(link + 5, NULL, 10);
 }
 
-/* When a process of our namespace was started; 0 where there is none, or nothing but its remains. */
+enum { UNSEEN = -1 };
+
+/* When a process of our namespace was started; 0 where nothing but its remains are there, UNSEEN where /proc does not show
+   it: there is none, or it is another user's and /proc hides those. */
 static uint64_t start_of(long pid) {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
+    if (file < 0) return UNSEEN;
     ssize_t length = read(file, text, sizeof text - 1);
     close(file);
     if (length <= 0) return 0;
@@ -298,6 +306,17 @@ static uint64_t start_of(long pid) {
     return start;
 }
 
+/* Whether a process of our namespace has ended. */
+static bool has_ended(uint64_t owner) {
+    long pid = owner >> LIMITER_START_BITS;
+    uint64_t start = start_of(pid);
+    if (start != (uint64_t)UNSEEN) return LIMITER_OWNER(pid, start) != owner;
+    int before = errno;
+    bool ended = kill(pid, 0) && errno == ESRCH;
+    errno = before;
+    return ended;
+}
+
 /* Release the bytes of processes that have ended, as far as this process can see them. */
 static void sweep(void) {
     uint64_t here = pid_namespace(), high = atomic_load(&segment->high);
@@ -305,9 +324,8 @@ static void sweep(void) {
         struct limiter_slot *slot = &segment->slots[at];
         uint64_t owner = atomic_load(&slot->owner);
         if (!owner || at + 1 == atomic_load(&wiped->slot)) continue;
-        long pid = owner >> LIMITER_START_BITS;
         bool gone = atomic_load(&segment->dead[at]) == owner;
-        if (!gone && here > 1 && atomic_load(&slot->pid_ns) == here) gone = LIMITER_OWNER(pid, start_of(pid)) != owner;
+        if (!gone && here > 1 && atomic_load(&slot->pid_ns) == here) gone = has_ended(owner);
         if (!gone) continue;
         atomic_store(&slot->pid_ns, 0); /* before the owner: the next one's pid must not be looked for in this one's */
         atomic_compare_exchange_strong(&slot->owner, &owner, 0);
@@ -322,8 +340,12 @@ static int claim(uint64_t owner) {
         if (found && found != owner) continue;
         if (!found && !atomic_compare_exchange_strong(&slot->owner, &found, owner)) continue;
         for (int of = 0; of < LIMITER_DEVICES; of++) {
-            atomic_store(&slot->of[of].asking, 0);
-            atomic_store(&slot->of[of].used, 0);
+            struct limiter_use *use = &slot->of[of];
+            atomic_store(&use->asking, 0);
+            atomic_store(&use->used, 0);
+            atomic_store(&use->guess[0], 0);
+            atomic_store(&use->guess[1], 0);
+            atomic_store(&use->done, atomic_load(&use->begun)); /* a killed process is never done */
         }
         atomic_store(&slot->pid_ns, pid_namespace());
         uint64_t high = atomic_load(&segment->high);
@@ -407,19 +429,44 @@ static int current(void) {
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-/* What all living processes hold and, of others than `bytes` of our own asking, are asking for. A process counts what it
+/* The newest reading of NVML in which the process of a slot was told; 0: none. */
+static uint64_t told_of(uint64_t at, int device, uint64_t owner, uint64_t *beyond) {
+    struct limiter_told *told = &segment->told[at];
+    if (atomic_load(&told->owner) != owner) { *beyond = 0; return 0; }
+    *beyond = atomic_load(&told->of[device].beyond);
+    return atomic_load(&told->of[device].reading);
+}
+
+/* What all living processes hold, by their own count and beyond it, and what they are asking for. A process counts what it
    takes into `used` before it takes it out of `asking`; so `asking` is read first, and nothing is missed. */
 static uint64_t sum(int device, uint64_t *asking) {
-    uint64_t used = 0, high = atomic_load(&segment->high);
+    uint64_t used = atomic_load(&segment->beyond[device]), high = atomic_load(&segment->high), beyond;
     *asking = 0;
     for (uint64_t at = 0; at < high && at < LIMITER_SLOTS; at++) {
         struct limiter_slot *slot = &segment->slots[at];
         uint64_t owner = atomic_load(&slot->owner);
         if (!owner || atomic_load(&segment->dead[at]) == owner) continue;
-        *asking += atomic_load(&slot->of[device].asking);
-        used += atomic_load(&slot->of[device].used);
+        struct limiter_use *use = &slot->of[device];
+        *asking += atomic_load(&use->asking);
+        used += atomic_load(&use->used);
+        uint64_t reading = told_of(at, device, owner, &beyond);
+        used += beyond;
+        for (int n = 0; n < 2; n++)
+            if (atomic_load(&use->made[n]) >= reading) used += atomic_load(&use->guess[n]);
     }
     return used;
+}
+
+/* Between its beginning and its end the driver may or may not have taken or freed these bytes: what NVML says meanwhile is
+   uncertain by so much. */
+static void begin_change(int device, uint64_t bytes) {
+    struct limiter_slot *slot = own_slot();
+    if (slot) atomic_fetch_add(&slot->of[device].begun, bytes);
+}
+
+static void end_change(int device, uint64_t bytes) {
+    struct limiter_slot *slot = own_slot();
+    if (slot) atomic_fetch_add(&slot->of[device].done, bytes);
 }
 
 static void give_back(int device, uint64_t bytes) {
@@ -440,7 +487,10 @@ static bool take(struct limiter_slot *slot, int device, uint64_t bytes) {
         atomic_fetch_add(&slot->of[device].asking, bytes);
         used = sum(device, &asking);
         bool fits = !limit || used + asking <= limit;
-        if (fits) atomic_fetch_add(&slot->of[device].used, bytes);
+        if (fits) {
+            atomic_fetch_add(&slot->of[device].begun, bytes);
+            atomic_fetch_add(&slot->of[device].used, bytes);
+        }
         atomic_fetch_sub(&slot->of[device].asking, bytes);
         if (fits) return true;
         if (used + bytes > limit) { /* the sum is not of one moment: what was freed meanwhile may be in it */
@@ -452,18 +502,66 @@ static bool take(struct limiter_slot *slot, int device, uint64_t bytes) {
     return false;
 }
 
+/* Count bytes that were taken as a guess: until a reading of NVML that begins from now on is told. Which one is the newest
+   is asked once the guess stands there, since a reading that has begun by then may not have seen it. */
+static void make_guess(int device, uint64_t bytes) {
+    struct limiter_slot *slot = own_slot();
+    uint64_t beyond;
+    if (!slot) return;
+    struct limiter_use *use = &slot->of[device];
+    int at = atomic_load(&segment->reading) & 1;
+    lock(&wiped->guessing);
+    uint64_t reading = told_of(slot - segment->slots, device, atomic_load(&slot->owner), &beyond);
+    if (atomic_load(&use->made[at]) < reading) atomic_store(&use->guess[at], 0);
+    atomic_store(&use->made[at], UINT64_MAX);
+    atomic_fetch_add(&use->guess[at], bytes);
+    atomic_store(&use->made[at], atomic_load(&segment->reading));
+    unlock(&wiped->guessing);
+    give_back(device, bytes);
+    end_change(device, bytes);
+}
+
+static bool spare(int device);
+
+#define READING_NS 1500000000ull /* the worker reads NVML each second */
+
+/* Wait until what this process took by a guess has been read from NVML, where the worker lives. Return false at once where
+   so many bytes would not fit without its guesses. */
+static bool wait_for_reading(struct limiter_slot *slot, int device, uint64_t bytes) {
+    struct limiter_use *use = &slot->of[device];
+    uint64_t beyond, asking, owner = atomic_load(&slot->owner), until = now_ns() + READING_NS, newest = 0, guessed = 0;
+    uint64_t reading = told_of(slot - segment->slots, device, owner, &beyond);
+    for (int n = 0; n < 2; n++) {
+        uint64_t made = atomic_load(&use->made[n]), guess = atomic_load(&use->guess[n]);
+        if (made < reading || !guess) continue;
+        guessed += guess;
+        if (made > newest) newest = made;
+    }
+    uint64_t used = sum(device, &asking) - guessed, limit = atomic_load(&segment->limit[device]);
+    if (!guessed || bytes > limit || used > limit - bytes || is_stale()) return false;
+    while (told_of(slot - segment->slots, device, owner, &beyond) <= newest && now_ns() < until)
+        nanosleep(&(struct timespec){0, WAIT_NS_MAX}, NULL);
+    return true;
+}
+
+/* Take bytes of the limit before the driver is asked for them; with the first ones those of the context. `end_change`
+   says that the driver is done with them. */
 static CUresult reserve(int device, uint64_t bytes) {
     struct limiter_slot *slot = own_slot();
     if (!slot) return OUT_OF_MEMORY;
     if (!atomic_load_explicit(&wiped->touched[device], memory_order_relaxed)
         && !atomic_exchange(&wiped->touched[device], 1)) {
-        if (!take(slot, device, atomic_load(&segment->context[device]))) {
+        uint64_t context = atomic_load(&segment->context[device]);
+        if (!take(slot, device, context)) {
             atomic_store(&wiped->touched[device], 0);
             atomic_fetch_add(&segment->refused, 1);
             return OUT_OF_MEMORY;
         }
+        make_guess(device, context);
     }
-    if (take(slot, device, bytes)) return OK;
+    if (take(slot, device, bytes) || (spare(device) && take(slot, device, bytes))
+        || (wait_for_reading(slot, device, bytes) && take(slot, device, bytes)))
+        return OK;
     atomic_fetch_add(&segment->refused, 1);
     return OUT_OF_MEMORY;
 }
@@ -478,12 +576,15 @@ struct held {
     int device;
     uint8_t kind;
     uint32_t references, mappings; /* of a handle */
+    uint64_t memory;               /* of a graph: what its nodes allocate */
+    CUdevice home;                 /* and where */
 };
 
 #define BUCKETS (1 << 16)
 static struct held *table[BUCKETS];
 static struct mapping { uint64_t at, size, handle; } *mappings;
 static size_t mappings_count, mappings_room;
+static int pools_count;
 
 static uint32_t bucket_of(enum kind kind, uint64_t key) {
     return ((key ^ key >> 9) * 0x9e3779b97f4a7c15ull + kind * 0x5bd1e995u) >> 48;
@@ -495,6 +596,7 @@ static uint32_t bucket_of(enum kind kind, uint64_t key) {
 static void forget_all(void) {
     memset(table, 0, sizeof table);
     mappings_count = 0;
+    pools_count = 0;
 }
 
 static void begin(void) {
@@ -590,9 +692,14 @@ static CUresult ask(struct held **entry, enum kind kind, int device, uint64_t by
 /* Take the driver's answer to it. */
 static CUresult answered(struct held *entry, CUresult code, uint64_t key) {
     if (!entry) return code;
-    if (code != OK) { drop(entry); return code; }
-    entry->key = key;
-    keep(entry);
+    int device = entry->device;
+    uint64_t bytes = entry->bytes;
+    if (code != OK) drop(entry);
+    else {
+        entry->key = key;
+        keep(entry);
+    }
+    end_change(device, bytes);
     return code;
 }
 
@@ -612,12 +719,19 @@ static CUcontext current_context(void) {
     return answered(entry, code, code == OK ? (uint64_t)(key) : 0); \
 } while (0)
 
+static void settle_all(void);
+
 /* The entry is removed first: as soon as the driver has freed it, another thread may get the same key. */
 #define FREE(kind, key, call) do { \
     struct held *entry = take_out(kind, (uint64_t)(key)); \
+    int device = entry ? entry->device : 0; \
+    uint64_t bytes = entry ? entry->bytes : 0; \
+    if (entry) begin_change(device, bytes); \
     CUresult code = (call); \
     if (entry && code == OK) drop(entry); \
     else if (entry) keep(entry); \
+    if (entry) end_change(device, bytes); \
+    else settle_all(); /* it may be of a pool */ \
     return code; \
 } while (0)
 
@@ -633,19 +747,228 @@ HOOK CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned fla
     ALLOCATE(POINTER, bytes, true, *pointer, REAL(cuMemAllocManaged)(pointer, bytes, flags));
 }
 
+/* Pools, and the memory of a device's graphs. The driver keeps of them what was freed, as it likes, and gives it out again:
+   so what counts is what it has for them, and an allocation takes of the limit what they lack. One at a time: the next
+   one must see what the one before it has left. */
+
+enum { POOL_RESERVED = 5, POOL_USED = 7, GRAPHS_USED = 0, GRAPHS_RESERVED = 2 };
+#define POOLS 64
+#define POOL_GROWS 0x2000000ull /* the driver lets a pool grow by pieces of so many bytes */
+
+struct pool {
+    CUmemoryPool pool; /* NULL: of the graphs of its device */
+    CUdevice home;
+    int device;        /* -1: it is not of the lease, and does not count */
+    uint64_t counted;
+    uint64_t quiet;    /* the newest reading of NVML when it was counted; 0: that reading was not over */
+};
+static struct pool pools[POOLS];
+
+static uint64_t ask_pool(struct pool *of, int attribute) {
+    uint64_t value = 0;
+    CUresult code = of->pool
+        ? DRIVER(cuMemPoolGetAttribute, CUresult(*)(CUmemoryPool, int, void *))(of->pool, attribute, &value)
+        : DRIVER(cuDeviceGetGraphMemAttribute, CUresult(*)(CUdevice, int, void *))(of->home, attribute, &value);
+    return code == OK ? value : 0;
+}
+
+static uint64_t reserved_of(struct pool *of) { return ask_pool(of, of->pool ? POOL_RESERVED : GRAPHS_RESERVED); }
+
+/* The entry of a pool, or of a device's graphs; NULL where there are too many: those count when NVML has told. */
+static struct pool *pool_of(CUmemoryPool pool, CUdevice home) {
+    for (int n = 0; n < pools_count; n++)
+        if (pools[n].pool == pool && (pool || pools[n].home == home)) return &pools[n];
+    if (pools_count == POOLS) return NULL;
+    pools[pools_count] = (struct pool){pool, home, index_of(home), 0, 0};
+    return &pools[pools_count++];
+}
+
+/* Count what the driver has for it now. What it gave up by itself, nobody knows when, is still taken for a guess where a
+   reading of NVML has begun since it was counted last: that one may have seen it gone, and the count still there. */
+static void settle(struct pool *of, bool trimmed) {
+    struct limiter_slot *slot = of->device < 0 ? NULL : own_slot();
+    if (!slot) return;
+    uint64_t beyond, reading = atomic_load(&segment->reading), now = reserved_of(of);
+    uint64_t told = told_of(slot - segment->slots, of->device, atomic_load(&slot->owner), &beyond);
+    if (now > of->counted) atomic_fetch_add(&slot->of[of->device].used, now - of->counted);
+    else if (now < of->counted) {
+        begin_change(of->device, of->counted - now);
+        if (trimmed || of->quiet == atomic_load(&segment->reading) + 1) {
+            give_back(of->device, of->counted - now);
+            end_change(of->device, of->counted - now);
+        } else make_guess(of->device, of->counted - now);
+    }
+    of->counted = now;
+    of->quiet = told == reading ? reading + 1 : 0;
+}
+
+/* A call of the driver's that another one makes has all taken already. */
+static __thread __attribute__((tls_model("initial-exec"))) bool in_pool;
+
+static void settle_all(void) {
+    if (!pools_count || in_pool) return;
+    begin();
+    lock(&wiped->pooling);
+    for (int n = 0; n < pools_count; n++) settle(&pools[n], false);
+    unlock(&wiped->pooling);
+}
+
+/* Have the driver give up what it keeps for this process's pools and graphs on a device, as it does itself where it runs
+   out of memory. Return whether it had kept anything. */
+static bool spare_locked(int device) {
+    bool any = false;
+    for (int n = 0; n < pools_count; n++) {
+        struct pool *of = &pools[n];
+        if (of->device != device || !of->counted) continue;
+        uint64_t before = of->counted;
+        settle(of, false);
+        begin_change(device, before);
+        if (of->pool) DRIVER(cuMemPoolTrimTo, CUresult(*)(CUmemoryPool, size_t))(of->pool, 0);
+        else DRIVER(cuDeviceGraphMemTrim, CUresult(*)(CUdevice))(of->home);
+        settle(of, true);
+        end_change(device, before);
+        any |= of->counted < before;
+    }
+    return any;
+}
+
+static bool spare(int device) {
+    if (!pools_count || in_pool) return false;
+    begin();
+    lock(&wiped->pooling);
+    bool any = spare_locked(device);
+    unlock(&wiped->pooling);
+    return any;
+}
+
+/* What `bytes` more need beyond what the driver has for the pool already. */
+static uint64_t lacks(struct pool *of, uint64_t bytes) {
+    uint64_t has = reserved_of(of), needs;
+    if (__builtin_add_overflow(ask_pool(of, of->pool ? POOL_USED : GRAPHS_USED), bytes, &needs)) return UINT64_MAX;
+    if (needs <= has) return 0;
+    needs -= has;
+    return needs > UINT64_MAX - POOL_GROWS ? UINT64_MAX : (needs + POOL_GROWS - 1) / POOL_GROWS * POOL_GROWS;
+}
+
+/* Lock the pools and take what an allocation needs, before the call of the driver that is made meanwhile. */
+static CUresult enter_pool(struct pool **of, CUmemoryPool pool, CUdevice home, uint64_t bytes, uint64_t *taken) {
+    *of = NULL;
+    *taken = 0;
+    if (!segment || home < 0 || in_pool) return OK;
+    begin();
+    lock(&wiped->pooling);
+    in_pool = true;
+    *of = pool_of(pool, home);
+    CUresult code = OK;
+    if (*of && (*of)->device >= 0) {
+        *taken = lacks(*of, bytes);
+        code = *taken ? reserve((*of)->device, *taken) : OK;
+        if (code != OK && spare_locked((*of)->device)) {
+            *taken = lacks(*of, bytes);
+            code = *taken ? reserve((*of)->device, *taken) : OK;
+        }
+        if (code == OK) return OK;
+    } else if (*of) *of = NULL;
+    if (code != OK) *of = NULL;
+    in_pool = false;
+    unlock(&wiped->pooling);
+    return code;
+}
+
+static void leave_pool(struct pool *of, uint64_t taken) {
+    if (!of) return;
+    settle(of, false);
+    if (taken) {
+        give_back(of->device, taken);
+        end_change(of->device, taken);
+    }
+    in_pool = false;
+    unlock(&wiped->pooling);
+}
+
+/* CUDA's number of a stream's device; -1 where it cannot be told. */
+static CUdevice home_of(CUstream stream) {
+    CUcontext context = NULL;
+    CUdevice home = -1;
+    if (!segment) return -1;
+    bool other = (uintptr_t)stream > 2 /* 0..2 are the default streams */
+        && DRIVER(cuStreamGetCtx, CUresult(*)(CUstream, CUcontext *))(stream, &context) == OK
+        && DRIVER(cuCtxPushCurrent_v2, CUresult(*)(CUcontext))(context) == OK;
+    if (DRIVER(cuCtxGetDevice, CUresult(*)(CUdevice *))(&home) != OK) home = -1;
+    if (other) DRIVER(cuCtxPopCurrent_v2, CUresult(*)(CUcontext *))(&context);
+    return home;
+}
+
+/* The device of a pool that was not made here is the one whose own pool it is, or else that of the stream. */
+static CUdevice home_of_pool(CUmemoryPool pool, CUstream stream) {
+    int count = 0;
+    if (!segment) return -1;
+    for (int n = 0; n < pools_count; n++)
+        if (pools[n].pool == pool) return pools[n].home;
+    DRIVER(cuDeviceGetCount, CUresult(*)(int *))(&count);
+    for (CUdevice home = 0; home < count && home < ORDINALS; home++) {
+        CUmemoryPool own = NULL;
+        if (DRIVER(cuDeviceGetDefaultMemPool, CUresult(*)(CUmemoryPool *, CUdevice))(&own, home) == OK && own == pool)
+            return home;
+    }
+    return home_of(stream);
+}
+
 #define ALLOCATE_ASYNC(name) \
     HOOK CUresult name(CUdeviceptr *pointer, size_t bytes, CUstream stream) { \
-        ALLOCATE(POINTER, bytes, false, *pointer, REAL(name)(pointer, bytes, stream)); \
+        struct pool *of; \
+        uint64_t taken; \
+        CUdevice home = home_of(stream); \
+        CUmemoryPool pool = NULL; \
+        if (home >= 0 && DRIVER(cuDeviceGetMemPool, CUresult(*)(CUmemoryPool *, CUdevice))(&pool, home) != OK) home = -1; \
+        CUresult code = enter_pool(&of, pool, home, bytes, &taken); \
+        if (code != OK) return code; \
+        code = REAL(name)(pointer, bytes, stream); \
+        leave_pool(of, taken); \
+        return code; \
     }
 ALLOCATE_ASYNC(cuMemAllocAsync)
 ALLOCATE_ASYNC(cuMemAllocAsync_ptsz)
 
 #define ALLOCATE_FROM_POOL(name) \
     HOOK CUresult name(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) { \
-        ALLOCATE(POINTER, bytes, false, *pointer, REAL(name)(pointer, bytes, pool, stream)); \
+        struct pool *of; \
+        uint64_t taken; \
+        CUresult code = enter_pool(&of, pool, pool ? home_of_pool(pool, stream) : -1, bytes, &taken); \
+        if (code != OK) return code; \
+        code = REAL(name)(pointer, bytes, pool, stream); \
+        leave_pool(of, taken); \
+        return code; \
     }
 ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync)
 ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync_ptsz)
+
+struct pool_properties { int allocation, handles; struct { int type, id; } location; };
+
+HOOK CUresult cuMemPoolCreate(CUmemoryPool *pool, const struct pool_properties *of) {
+    CUresult code = REAL(cuMemPoolCreate)(pool, of);
+    if (code != OK || !segment || !of) return code;
+    begin();
+    lock(&wiped->pooling);
+    pool_of(*pool, of->location.type == LOCATION_DEVICE ? of->location.id : -1);
+    unlock(&wiped->pooling);
+    return code;
+}
+
+HOOK CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    CUresult code = REAL(cuMemPoolDestroy)(pool);
+    if (code != OK || !segment) return code;
+    begin();
+    lock(&wiped->pooling);
+    for (int n = 0; n < pools_count; n++) {
+        if (!pool || pools[n].pool != pool) continue;
+        if (pools[n].device >= 0) give_back(pools[n].device, pools[n].counted); /* what is still in use NVML tells */
+        pools[n] = pools[--pools_count];
+        break;
+    }
+    unlock(&wiped->pooling);
+    return code;
+}
 
 HOOK CUresult cuMemFree_v2(CUdeviceptr pointer) { FREE(POINTER, pointer, REAL(cuMemFree_v2)(pointer)); }
 HOOK CUresult cuMemFree(CUdeviceptr_v1 pointer) { FREE(POINTER, pointer, REAL(cuMemFree)(pointer)); }
@@ -675,12 +998,13 @@ static uint64_t times(uint64_t a, uint64_t b) {
         if (entry && code == OK) { \
             uint64_t counted = entry->bytes; \
             entry->bytes = times(*pitch, height); \
-            if (entry->bytes < counted) give_back(entry->device, counted - entry->bytes); \
-            else if (entry->bytes > counted && reserve(entry->device, entry->bytes - counted) != OK) { \
+            if (entry->bytes < counted) { \
+                give_back(entry->device, counted - entry->bytes); \
+                end_change(entry->device, counted - entry->bytes); \
+            } else if (entry->bytes > counted && reserve(entry->device, entry->bytes - counted) != OK) { \
                 entry->bytes = counted; \
-                drop(entry); \
                 free_##name(*pointer); \
-                return OUT_OF_MEMORY; \
+                return answered(entry, OUT_OF_MEMORY, 0); \
             } \
         } \
         return answered(entry, code, code == OK ? *pointer : 0); \
@@ -774,10 +1098,14 @@ static bool change(handle_t handle, int references, int mapped, struct held **la
 HOOK CUresult cuMemRelease(handle_t handle) {
     struct held *gone = NULL; /* taken out before the driver frees it, as with FREE */
     bool is_known = change(handle, -1, 0, &gone);
+    int device = gone ? gone->device : 0;
+    uint64_t bytes = gone ? gone->bytes : 0;
+    if (gone) begin_change(device, bytes);
     CUresult code = REAL(cuMemRelease)(handle);
     if (gone && code == OK) drop(gone);
     else if (gone) gone->references = 1, keep(gone);
     else if (is_known && code != OK) change(handle, 1, 0, NULL);
+    if (bytes) end_change(device, bytes);
     return code;
 }
 
@@ -807,18 +1135,31 @@ HOOK CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, handle_t hand
     return code;
 }
 
-HOOK CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
-    CUresult code = REAL(cuMemUnmap)(at, size);
-    if (code != OK || !segment) return code;
-    begin();
-    lock(&wiped->mapping);
-    for (size_t n = 0; n < mappings_count;) {
-        if (mappings[n].at < at || mappings[n].at - at >= size) { n++; continue; }
-        handle_t handle = mappings[n].handle;
-        mappings[n] = mappings[--mappings_count];
-        change(handle, 0, -1, NULL);
+/* Begin or end a change of which nobody knows beforehand how much it frees: of anything that this process has. */
+static void change_all(uint64_t *bytes, bool begins) {
+    struct limiter_slot *slot = segment && atomic_load(&wiped->slot) ? own_slot() : NULL;
+    for (int device = 0; slot && device < devices; device++) {
+        if (begins) bytes[device] = atomic_load(&slot->of[device].used);
+        atomic_fetch_add(begins ? &slot->of[device].begun : &slot->of[device].done, bytes[device]);
     }
-    unlock(&wiped->mapping);
+}
+
+HOOK CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
+    uint64_t bytes[LIMITER_DEVICES] = {0};
+    change_all(bytes, true);
+    CUresult code = REAL(cuMemUnmap)(at, size);
+    if (code == OK && segment) {
+        begin();
+        lock(&wiped->mapping);
+        for (size_t n = 0; n < mappings_count;) {
+            if (mappings[n].at < at || mappings[n].at - at >= size) { n++; continue; }
+            handle_t handle = mappings[n].handle;
+            mappings[n] = mappings[--mappings_count];
+            change(handle, 0, -1, NULL);
+        }
+        unlock(&wiped->mapping);
+    }
+    change_all(bytes, false);
     return code;
 }
 
@@ -843,7 +1184,13 @@ static CUresult primary_left(CUresult code, CUdevice ordinal) {
 }
 
 #define LEAVE_PRIMARY(name) \
-    HOOK CUresult name(CUdevice ordinal) { return primary_left(REAL(name)(ordinal), ordinal); }
+    HOOK CUresult name(CUdevice ordinal) { \
+        uint64_t bytes[LIMITER_DEVICES] = {0}; \
+        change_all(bytes, true); \
+        CUresult code = primary_left(REAL(name)(ordinal), ordinal); \
+        change_all(bytes, false); \
+        return code; \
+    }
 LEAVE_PRIMARY(cuDevicePrimaryCtxRelease)
 LEAVE_PRIMARY(cuDevicePrimaryCtxRelease_v2)
 LEAVE_PRIMARY(cuDevicePrimaryCtxReset)
@@ -851,33 +1198,102 @@ LEAVE_PRIMARY(cuDevicePrimaryCtxReset_v2)
 
 #define DESTROY_CONTEXT(name) \
     HOOK CUresult name(CUcontext context) { \
+        uint64_t bytes[LIMITER_DEVICES] = {0}; \
+        change_all(bytes, true); \
         CUresult code = REAL(name)(context); \
         if (code == OK) drop_context(context); \
+        change_all(bytes, false); \
         return code; \
     }
 DESTROY_CONTEXT(cuCtxDestroy)
 DESTROY_CONTEXT(cuCtxDestroy_v2)
 
+/* Modules. What one takes of the device nobody tells: its image's size is a guess, which counts until NVML has told, and
+   no more than a bound, since images have code for devices that are not here. */
+
+#define MODULE_GRAIN 0x200000ull
+#define MODULE_MOST 0x2000000ull
+
+static uint64_t file_bytes(const char *name) {
+    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    if (file < 0) return 0;
+    off_t size = lseek(file, 0, SEEK_END);
+    close(file);
+    return size > 0 ? size : 0;
+}
+
+/* The size of an image: a fat binary or what points to one, an ELF file, or text. */
+static uint64_t image_bytes(const void *image) {
+    const struct { uint32_t magic, version; const void *data; } *wrapper = image;
+    const struct { uint32_t magic; uint16_t version, header; uint64_t size; } *fat = image;
+    const struct { unsigned char ident[16]; uint64_t kind, entry, programs, sections; uint32_t flags; uint16_t sizes[6]; }
+        *elf = image;
+    if (!image) return 0;
+    if (wrapper->magic == 0x466243b1) return image_bytes(wrapper->data);
+    if (fat->magic == 0xba55ed50) return fat->header + fat->size;
+    if (!memcmp(image, "\177ELF", 4)) return elf->sections + (uint64_t)elf->sizes[3] * elf->sizes[4];
+    return strnlen(image, MODULE_MOST);
+}
+
+static CUresult begin_module(int device, uint64_t *bytes) {
+    *bytes = (*bytes + MODULE_GRAIN - 1) / MODULE_GRAIN * MODULE_GRAIN;
+    if (*bytes > MODULE_MOST) *bytes = MODULE_MOST;
+    return device < 0 ? OK : reserve(device, *bytes);
+}
+
+static CUresult end_module(int device, uint64_t bytes, CUresult code) {
+    if (device < 0) return code;
+    if (code == OK) make_guess(device, bytes);
+    else {
+        give_back(device, bytes);
+        end_change(device, bytes);
+    }
+    return code;
+}
+
+#define LOAD(name, size, declared, passed) \
+    HOOK CUresult name declared { \
+        int device = current(); \
+        uint64_t bytes = size; \
+        CUresult code = begin_module(device, &bytes); \
+        return code == OK ? end_module(device, bytes, REAL(name) passed) : code; \
+    }
+#define LIBRARY_OPTIONS \
+    void *options, void *values, unsigned count, void *library_options, void *library_values, unsigned library_count
+LOAD(cuModuleLoad, file_bytes(name), (void **module, const char *name), (module, name))
+LOAD(cuModuleLoadData, image_bytes(image), (void **module, const void *image), (module, image))
+LOAD(cuModuleLoadFatBinary, image_bytes(image), (void **module, const void *image), (module, image))
+LOAD(cuModuleLoadDataEx, image_bytes(image),
+     (void **module, const void *image, unsigned count, void *options, void *values),
+     (module, image, count, options, values))
+LOAD(cuLibraryLoadData, image_bytes(image), (void **library, const void *image, LIBRARY_OPTIONS),
+     (library, image, options, values, count, library_options, library_values, library_count))
+LOAD(cuLibraryLoadFromFile, file_bytes(name), (void **library, const char *name, LIBRARY_OPTIONS),
+     (library, name, options, values, count, library_options, library_values, library_count))
+
 /* ---------------------------------------------------------------------------------------------------- what is told */
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* The part of a device in place of the device: never more than there is, and never less than nothing. */
-static void tell(int device, uint64_t *total, uint64_t *free_bytes, uint64_t *used) {
+/* The part of a device in place of the device: never more than there is, and never less than nothing. Who asks the driver
+   has a context: it is taken off what is free even before it counts, so that what is told can be taken. */
+static void tell(int device, bool has_context, uint64_t *total, uint64_t *free_bytes, uint64_t *used) {
     uint64_t asking, limit = device < 0 ? 0 : atomic_load(&segment->limit[device]);
     if (!limit) return;
-    own_slot(); /* a new process first gives back what dead ones held */
+    if (!atomic_exchange(&wiped->swept, 1)) sweep(); /* a new process first gives back what dead ones held */
+    settle_all();
     uint64_t held = sum(device, &asking);
+    *used = held;
+    if (has_context && !atomic_load(&wiped->touched[device])) held += atomic_load(&segment->context[device]);
     *total = least(*total, limit);
     *free_bytes = least(*free_bytes, held >= *total ? 0 : *total - held);
-    *used = held;
 }
 
 HOOK CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     CUresult code = REAL(cuMemGetInfo_v2)(free_bytes, total);
     if (code != OK) return code;
     uint64_t all = total ? *total : UINT64_MAX, left = free_bytes ? *free_bytes : UINT64_MAX, used;
-    tell(current(), &all, &left, &used);
+    tell(current(), true, &all, &left, &used);
     if (total) *total = all;
     if (free_bytes) *free_bytes = left;
     return code;
@@ -887,7 +1303,7 @@ HOOK CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
     CUresult code = REAL(cuMemGetInfo)(free_bytes, total);
     if (code != OK) return code;
     uint64_t all = total ? *total : UINT64_MAX, left = free_bytes ? *free_bytes : UINT64_MAX, used;
-    tell(current(), &all, &left, &used);
+    tell(current(), true, &all, &left, &used);
     if (total) *total = all;
     if (free_bytes) *free_bytes = left;
     return code;
@@ -898,7 +1314,7 @@ HOOK CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
         CUresult code = REAL(name)(total, ordinal); \
         if (code != OK || !total) return code; \
         uint64_t all = *total, left = 0, used; \
-        tell(index_of(ordinal), &all, &left, &used); \
+        tell(index_of(ordinal), false, &all, &left, &used); \
         *total = all; \
         return code; \
     }
@@ -930,7 +1346,7 @@ static int index_in_nvml(nvmlDevice_t device) {
         nvmlReturn_t code = UNGATED(name)(device, memory); \
         if (code != OK || !memory) return code; \
         uint64_t total = memory->total, left = memory->free, used = memory->used; \
-        tell(index_in_nvml(device), &total, &left, &used); \
+        tell(index_in_nvml(device), false, &total, &left, &used); \
         memory->total = total; \
         memory->free = left; \
         memory->used = least(used, total); \
@@ -1057,31 +1473,50 @@ HOOK CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream st
 /* A graph costs what its kernels cost, and the least for each other node; it is counted when it is instantiated. */
 
 struct kernel_node { CUfunction function; unsigned grid[3], block[3], shared; void *more[8]; };
+struct allocation_node {
+    struct pool_properties of;
+    void *more[9];
+    const void *access;
+    size_t accesses, bytes;
+    CUdeviceptr pointer;
+};
+_Static_assert(sizeof(struct allocation_node) == 120, "as in cuda.h");
 
-static uint64_t graph_cost(CUgraph graph) {
+/* Add a graph's cost and the memory that its nodes allocate, and those of the graphs in it. What conditional nodes may run
+   is not told: each costs as one kernel. */
+static void count_graph(CUgraph graph, struct held *into) {
     size_t count = 0;
     CUresult (*nodes_of)(CUgraph, CUgraphNode *, size_t *) =
         DRIVER(cuGraphGetNodes, CUresult(*)(CUgraph, CUgraphNode *, size_t *));
-    if (nodes_of(graph, NULL, &count) != OK || !count) return cost_of(1);
-    CUgraphNode *nodes = calloc(count, sizeof *nodes);
-    uint64_t cost = 0;
-    if (!nodes || nodes_of(graph, nodes, &count) != OK) cost = count * cost_of(1);
+    CUgraphNode *nodes = nodes_of(graph, NULL, &count) == OK && count ? calloc(count, sizeof *nodes) : NULL;
+    if (!nodes || nodes_of(graph, nodes, &count) != OK) into->bytes += (count ? count : 1) * cost_of(1);
     else for (size_t n = 0; n < count; n++) {
         struct kernel_node kernel;
+        struct allocation_node allocation;
+        CUgraph child;
         int type = -1;
+        double threads = 1;
         DRIVER(cuGraphNodeGetType, CUresult(*)(CUgraphNode, int *))(nodes[n], &type);
-        bool is_known = type == NODE_KERNEL
-            && DRIVER(cuGraphKernelNodeGetParams, CUresult(*)(CUgraphNode, struct kernel_node *))(nodes[n], &kernel) == OK;
-        cost += cost_of(is_known ? THREADS(&kernel) : 1);
+        if (type == NODE_KERNEL
+            && DRIVER(cuGraphKernelNodeGetParams, CUresult(*)(CUgraphNode, void *))(nodes[n], &kernel) == OK)
+            threads = THREADS(&kernel);
+        else if (type == NODE_ALLOCATION
+            && DRIVER(cuGraphMemAllocNodeGetParams, CUresult(*)(CUgraphNode, void *))(nodes[n], &allocation) == OK) {
+            into->memory += allocation.bytes;
+            into->home = allocation.of.location.id;
+        } else if (type == NODE_GRAPH
+            && DRIVER(cuGraphChildGraphNodeGetGraph, CUresult(*)(CUgraphNode, CUgraph *))(nodes[n], &child) == OK)
+            count_graph(child, into);
+        into->bytes += cost_of(threads);
     }
     free(nodes);
-    return cost;
 }
 
 static CUresult instantiated(CUresult code, CUgraphExec *exec, CUgraph graph) {
     struct held *entry = code == OK && segment && exec ? calloc(1, sizeof *entry) : NULL;
     if (!entry) return code;
-    *entry = (struct held){.key = (uintptr_t)*exec, .kind = GRAPH, .device = -1, .bytes = graph_cost(graph)};
+    *entry = (struct held){.key = (uintptr_t)*exec, .kind = GRAPH, .device = -1, .home = -1};
+    count_graph(graph, entry);
     keep(entry);
     return code;
 }
@@ -1097,27 +1532,47 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *exec, CUgraph graph, unsi
 INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *exec, CUgraph graph, void *with), (exec, graph, with))
 INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *exec, CUgraph graph, void *with), (exec, graph, with))
 
+HOOK CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node, int *result) {
+    return instantiated(REAL(cuGraphExecUpdate)(exec, graph, node, result), &exec, graph);
+}
+
+HOOK CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result) {
+    return instantiated(REAL(cuGraphExecUpdate_v2)(exec, graph, result), &exec, graph);
+}
+
 HOOK CUresult cuGraphExecDestroy(CUgraphExec exec) {
     free(take_out(GRAPH, (uintptr_t)exec));
     return REAL(cuGraphExecDestroy)(exec);
 }
 
-static void pay_for_graph(CUgraphExec exec) {
-    int device = throttled();
-    if (device < 0) return;
+/* Pay for a launch; returns what it allocates, and where. */
+static uint64_t pay_for_graph(CUgraphExec exec, CUdevice *home) {
+    *home = -1;
+    if (!segment) return 0;
     begin();
     uint32_t bucket = bucket_of(GRAPH, (uintptr_t)exec);
     lock(SHARD(bucket));
     struct held *known = *find(GRAPH, (uintptr_t)exec, bucket);
-    uint64_t cost = known ? known->bytes : cost_of(1);
+    uint64_t cost = known ? known->bytes : cost_of(1), memory = known ? known->memory : 0;
+    if (known) *home = known->home;
     unlock(SHARD(bucket));
-    for (const uint64_t most = 10 * LIMITER_TOKEN; cost; cost -= least(cost, most)) spend(device, least(cost, most));
+    int device = throttled();
+    const uint64_t most = 10 * LIMITER_TOKEN;
+    for (; device >= 0 && cost; cost -= least(cost, most)) spend(device, least(cost, most));
+    return memory;
 }
 
 #define LAUNCH_GRAPH(name) \
     HOOK CUresult name(CUgraphExec exec, CUstream stream) { \
-        pay_for_graph(exec); \
-        return REAL(name)(exec, stream); \
+        struct pool *of; \
+        uint64_t taken; \
+        CUdevice home; \
+        uint64_t memory = pay_for_graph(exec, &home); \
+        CUresult code = enter_pool(&of, NULL, memory ? home : -1, memory, &taken); \
+        if (code != OK) return code; \
+        code = REAL(name)(exec, stream); \
+        leave_pool(of, taken); \
+        return code; \
     }
 LAUNCH_GRAPH(cuGraphLaunch)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz)
@@ -1173,4 +1628,4 @@ HOOK void *dlsym(void *restrict handle, const char *restrict name) {
 }
 
 #define ENTRY(name) {#name, (void *)name, NULL},
-static struct hook hooks[] = {CUDA_HOOKS(ENTRY) GATED(ENTRY) GATED_WIDE(ENTRY) NVML_HOOKS(ENTRY)};
+static struct hook hooks[] = {CUDA_HOOKS(ENTRY) GATED(ENTRY) NVML_HOOKS(ENTRY)};

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define LIMITER_MAGIC 0x74696d696c726f6dull /* "morlimit" */
-#define LIMITER_VERSION 1
+#define LIMITER_VERSION 2
 #define LIMITER_DEVICES 16 /* of one attempt */
 #define LIMITER_SLOTS 128  /* processes of one attempt that use a device at the same time */
 
@@ -27,9 +27,22 @@ struct limiter_slot {
     _Atomic uint64_t owner;
     _Atomic uint64_t pid_ns; /* inode of the PID namespace of the owner's pid; 0: not written yet */
     uint64_t unused[6];
+    struct limiter_use {
+        _Atomic uint64_t asking;   /* bytes that the process has asked for and may be refused */
+        _Atomic uint64_t used;     /* bytes that it uses, by its own count */
+        _Atomic uint64_t begun;    /* bytes that it began to take or to free, since the beginning */
+        _Atomic uint64_t done;     /* and those of them with which the driver is done */
+        _Atomic uint64_t guess[2]; /* bytes that it took by a guess, as for a context: they count until NVML has told */
+        _Atomic uint64_t made[2];  /* the reading of NVML that was the newest to begin when the guess was made */
+    } of[LIMITER_DEVICES];
+};
+
+/* What NVML says that a process holds of each device, beyond what it counts itself. */
+struct limiter_told {
+    _Atomic uint64_t owner; /* of which process that is */
     struct {
-        _Atomic uint64_t asking; /* bytes that the process has asked for and may be refused */
-        _Atomic uint64_t used;   /* bytes that it uses */
+        _Atomic uint64_t beyond;  /* bytes */
+        _Atomic uint64_t reading; /* the number of the reading: older guesses are in it */
     } of[LIMITER_DEVICES];
 };
 
@@ -40,10 +53,13 @@ struct limiter_segment {
     _Atomic uint64_t granted[LIMITER_DEVICES];    /* tokens given since the beginning; it only grows */
     _Atomic uint64_t rate[LIMITER_DEVICES];       /* tokens that it gives a second; 0: launches need none */
     _Atomic uint64_t limit[LIMITER_DEVICES];      /* bytes; 0: no limit */
-    _Atomic uint64_t context[LIMITER_DEVICES];    /* bytes that count for each process that uses the device */
+    _Atomic uint64_t context[LIMITER_DEVICES];    /* bytes that a process's context is guessed to take */
+    _Atomic uint64_t beyond[LIMITER_DEVICES];     /* bytes that NVML says processes without a slot hold */
     unsigned char uuid[LIMITER_DEVICES][16];
     _Atomic uint64_t dead[LIMITER_SLOTS];         /* by slot: an owner that has ended, as the worker saw */
     _Atomic uint64_t frozen;                      /* 0: calls pass; else `waiting` when they were stopped, plus 1 */
+    _Atomic uint64_t reading;                     /* the number of the newest reading of NVML that has begun */
+    struct limiter_told told[LIMITER_SLOTS];      /* by slot */
     /* written by the processes of the job */
     struct {
         _Atomic uint64_t attached; /* processes that have loaded the library */

@@ -14,7 +14,7 @@ import platform
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from moorage.worker.job.attempt_folders import let_pass, owner_ids
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.controller import RATE
+from moorage.worker.sharing.limiter.owners import Owners
 from moorage.worker.sharing.limiter.segment import DEVICES_MAX, Part, Segment, SegmentError
 from moorage.worker.supervisor.output import member_digest
 
@@ -111,6 +112,7 @@ class Limits:
         self._mark = f"{member_digest(owner)[:16]}."
         #: the attempts' segments; control.py fills them
         self.segments: dict[MemberName, Segment] = {}
+        self.owners = Owners()
         self._stopped: set[MemberName] = set()
         self._freezes_after_s = settings.freezes_after_s if can_freeze else None
 
@@ -262,19 +264,25 @@ class Limits:
         except OSError:
             return False
 
-    def over(self, name: MemberName) -> None:
-        """Remove the segment, if there is one, of an attempt of which nothing runs any more.
+    def spare_mib(self, name: MemberName, pids: Collection[int]) -> int:
+        """Return how many MiB beyond its part an attempt may hold on a device, where these processes use it.
 
-        Log a warning if the attempt's memory was limited and none of its processes loaded the library.
+        That is 0 unless all of them obey the limiter. It gives them no more memory then, but before NVML has told it
+        their driver may have taken some by itself: as much as a context at most.
         """
+        segment = self.segments.get(name)
+        try:
+            known = {self.owners.pid_of(slot) for slot in segment.slots()} if segment is not None else set()
+        except OSError:
+            return 0
+        return self._context // _MIB if known.issuperset(pids) else 0
+
+    def over(self, name: MemberName) -> None:
+        """Remove the segment, if there is one, of an attempt of which nothing runs any more."""
         found = self.segments.pop(name, None)
         self._stopped.discard(name)
         if found is None:
             return
-        if not found.counts().attached and any(map(found.limit, range(found.devices))):
-            log.warning(
-                "job %s: no process of this job loaded the limiter; only the guard enforced its memory share", name[1]
-            )
         found.close()
         with contextlib.suppress(OSError):
             found.path.unlink(missing_ok=True)

@@ -13,12 +13,12 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 MAGIC: Final = 0x74696D696C726F6D
-VERSION: Final = 1
+VERSION: Final = 2
 DEVICES_MAX: Final = 16
 SLOTS_MAX: Final = 128
 #: a token in the segment's unit
@@ -33,14 +33,19 @@ _AT_GRANTED: Final = _AT_HEARTBEAT + _WORD
 _AT_RATE: Final = _AT_GRANTED + DEVICES_MAX * _WORD
 _AT_LIMIT: Final = _AT_RATE + DEVICES_MAX * _WORD
 _AT_CONTEXT: Final = _AT_LIMIT + DEVICES_MAX * _WORD
-_AT_UUID: Final = _AT_CONTEXT + DEVICES_MAX * _WORD
+_AT_BEYOND: Final = _AT_CONTEXT + DEVICES_MAX * _WORD
+_AT_UUID: Final = _AT_BEYOND + DEVICES_MAX * _WORD
 _AT_DEAD: Final = _AT_UUID + DEVICES_MAX * 16
 _AT_FROZEN: Final = _AT_DEAD + SLOTS_MAX * _WORD
+_AT_READING: Final = _AT_FROZEN + _WORD
+_AT_TOLD: Final = _AT_READING + _WORD
+_TOLD_BYTES: Final = _WORD + DEVICES_MAX * 2 * _WORD
 _LINE: Final = 64
-_AT_COUNTS: Final = -(-(_AT_FROZEN + _WORD) // _LINE) * _LINE
+_AT_COUNTS: Final = -(-(_AT_TOLD + SLOTS_MAX * _TOLD_BYTES) // _LINE) * _LINE
 _AT_BUCKETS: Final = _AT_COUNTS + _LINE
 _AT_SLOTS: Final = _AT_BUCKETS + DEVICES_MAX * _LINE
-_SLOT_BYTES: Final = _LINE + DEVICES_MAX * 2 * _WORD
+_USE_WORDS: Final = 8
+_SLOT_BYTES: Final = _LINE + DEVICES_MAX * _USE_WORDS * _WORD
 SIZE: Final = _AT_SLOTS + SLOTS_MAX * _SLOT_BYTES
 
 
@@ -51,8 +56,8 @@ class SegmentError(Exception):
 class Part(NamedTuple):
     """An attempt's limits on one device. `limit_bytes` 0 is no limit.
 
-    `context_bytes` are taken from the limit once for each process that uses the device. `rate` is the attempt's part of
-    the compute in tokens a second (see `control.RATE`); 0 throttles nothing.
+    `context_bytes` are taken from the limit for each process that uses the device, until NVML has told what it holds.
+    `rate` is the attempt's part of the compute in tokens a second (see `controller.RATE`); 0 throttles nothing.
     """
 
     uuid: str
@@ -73,11 +78,29 @@ class Counts(NamedTuple):
     waiting: int
 
 
+class Use(NamedTuple):
+    """What a process uses of a device, in bytes; see limiter.h."""
+
+    asking: int
+    used: int
+    begun: int
+    done: int
+    guess: int
+    other_guess: int
+    made: int
+    other_made: int
+
+    def guessed(self, first: int, last: int) -> int:
+        """Return what was guessed since the reading `first` had begun, up to the beginning of `last`."""
+        guesses = ((self.guess, self.made), (self.other_guess, self.other_made))
+        return sum(size for size, made in guesses if first <= made < last)
+
+
 class Slot(NamedTuple):
     """A process that uses a device.
 
     `number` is the slot's place in the segment, `owner` the process's number from `owner_of`, `pid` its pid in the PID
-    namespace with the inode `pid_ns` (0: not written yet), `start_ticks` its start, and `used` its bytes, by device.
+    namespace with the inode `pid_ns` (0: not written yet), `start_ticks` its start, and `uses` what it uses, by device.
     """
 
     number: int
@@ -85,7 +108,22 @@ class Slot(NamedTuple):
     pid: int
     pid_ns: int
     start_ticks: int
-    used: tuple[int, ...]
+    uses: tuple[Use, ...]
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        return tuple(use.used for use in self.uses)
+
+
+class Reading(NamedTuple):
+    """What processes counted when a reading of NVML began: see `Segment.begin_reading`.
+
+    `done` is by owner and device. It is older than the slots, so what was done by then is in their `used`.
+    """
+
+    number: int
+    slots: list[Slot]
+    done: dict[int, tuple[int, ...]]
 
 
 def owner_of(pid: int, start_ticks: int) -> int:
@@ -223,6 +261,43 @@ class Segment:
         """Mark the process of a slot as ended, so that its bytes are free. Raises OSError."""
         self._write(_AT_DEAD + slot.number * _WORD, slot.owner)
 
+    # -- what NVML says that the processes hold
+
+    def begin_reading(self) -> Reading:
+        """Return what the processes count before NVML is asked what they hold; `tell` gets it back. Raises OSError."""
+        number = min(self._read(_AT_READING)[0], _NUMBER_MAX) + 1
+        self._write(_AT_READING, number)
+        done = {slot.owner: tuple(use.done for use in slot.uses) for slot in self.slots()}  # `used` is read after it
+        return Reading(number, [slot for slot in self.slots() if slot.owner in done], done)
+
+    def tell(self, reading: Reading, device: int, held: Mapping[int, int]) -> None:
+        """Write what NVML says that processes hold beyond what they count: bytes by the slot's owner. Raises OSError.
+
+        What changed while NVML was asked makes that uncertain by as much; then the number before, with the guesses that
+        NVML's has in it now, stays as far as it can be true.
+        """
+        begun = {slot.owner: slot.uses[device].begun for slot in self.slots()}
+        for slot in reading.slots:
+            if slot.owner not in held or slot.owner not in begun:
+                continue  # it has ended, or NVML does not list it
+            at = _AT_TOLD + slot.number * _TOLD_BYTES
+            at_device = at + _WORD + 2 * device * _WORD
+            if self._read(at)[0] != slot.owner:
+                os.pwrite(self._file, bytes(_TOLD_BYTES), at)
+            before, seen = self._read(at_device, 2)
+            use = slot.uses[device]
+            before += use.guessed(seen, reading.number)
+            exact = held[slot.owner] - use.used
+            uncertain = max(begun[slot.owner] - reading.done[slot.owner][device], 0)
+            beyond = min(max(before, exact - uncertain), exact + uncertain)
+            self._write(at_device, min(max(beyond, 0), _NUMBER_MAX))
+            self._write(at_device + _WORD, reading.number)
+            self._write(at, slot.owner)
+
+    def tell_others(self, device: int, held: int) -> None:
+        """Write how many bytes NVML says that processes of the attempt without a slot hold. Raises OSError."""
+        self._write(_AT_BEYOND + device * _WORD, held)
+
     # -- what the processes count
 
     def taken(self, device: int) -> int:
@@ -248,9 +323,10 @@ class Segment:
             slot = read[number * words : (number + 1) * words]
             owner = slot[0]
             if owner and owner != dead[number]:
-                used = slot[_LINE // _WORD + 1 :: 2][: self.devices]
+                words_of = (slot[_LINE // _WORD + at * _USE_WORDS :][:_USE_WORDS] for at in range(self.devices))
+                uses = tuple(Use(*each) for each in words_of)
                 start_ticks = owner & ((1 << _START_BITS) - 1)
-                found.append(Slot(number, owner, owner >> _START_BITS, slot[1], start_ticks, used))
+                found.append(Slot(number, owner, owner >> _START_BITS, slot[1], start_ticks, uses))
         return found
 
     def used(self, device: int) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import EndMember, Member, MemberName, OverGrant, Stuck
-from moorage.worker.session.member_table import LOST
+from moorage.worker.session.member_table import LOST, MPS_FAULT
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.managed import MPS, TERMINATE_S, ManagedMps
+
+log = logging.getLogger("moorage.worker")
 
 
 class MpsClients:
@@ -99,8 +102,15 @@ class MpsClients:
     def _keep_closed(self, slot: int) -> None:
         self._pool.quarantine(slot, "its MPS daemon ends", MPS)
 
-    def _on_lost(self, names: Sequence[MemberName]) -> None:
-        self._shell.enqueue(OverGrant([(name, LOST) for name in names]))
+    def _on_lost(self, names: Sequence[MemberName], pids: Sequence[int]) -> None:
+        """Have the clients of a failed daemon end: the one whose process it blames by its own fault, others as lost."""
+        found = {pid: name for driver in self._drivers.values() for pid, name in driver.members_of(pids).items()}
+        blamed = next((pid for pid in pids if found.get(pid) in names), None)
+        guilty = found[blamed] if blamed is not None else None
+        if guilty is not None:
+            log.error("mps: process %d of job %s of tenant %s had a fatal GPU error", blamed, guilty[1], guilty[0])
+        why = f"{MPS_FAULT}its process {blamed} had a fatal GPU error, which ended the MPS server"
+        self._shell.enqueue(OverGrant([(name, why if name == guilty else LOST) for name in names]))
 
 
 def _own(driver: Driver, name: MemberName, pids: Collection[int]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +22,11 @@ _KILLED_S: Final = 1.0
 #: the daemon sees only its own GPU, which is number 0 to it and to its clients
 _DEVICE: Final = 0
 _ANSWER_CHARS_MAX: Final = 200
+#: most of the end of the server's log that is read
+_LOG_TAIL_BYTES: Final = 1 << 16
+#: how a server's log names the client whose error ended the work of all (the text is in libcuda 550)
+_FATAL: Final = re.compile(rb"Client process (\d+) encountered a fatal GPU error")
+SERVER_LOG: Final = "server.log"
 _NUMBER: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([KMGT])i?B?|%)?", re.IGNORECASE)
 _UNITS_MIB: Final = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20}
 
@@ -114,6 +120,19 @@ class MpsControl:
         Raises MpsFault.
         """
         await self.ask(f"terminate_client {server} {client}")
+
+    def blamed(self) -> list[int]:
+        """Return the pids of the clients that had a fatal GPU error by the server's log, the last first; [] if none.
+
+        One such error ends the work of all clients of the server. The log may be of an earlier server too.
+        """
+        try:
+            with (self.log / SERVER_LOG).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                found = _FATAL.findall(file.read())
+        except OSError:
+            return []
+        return [int(pid) for pid in reversed(found)]
 
     async def quit(self, timeout_s: float) -> None:
         """End the daemon and its servers, by force after `timeout_s` if they have clients. Raises MpsFault.

@@ -30,7 +30,7 @@ from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.job.environment import PATH_DEFAULT
 from moorage.worker.session.member_messages import Member, MemberName
 from moorage.worker.sharing.compute_modes import ComputeModes, ModeFault
-from moorage.worker.sharing.mps.control import PROGRAM, Limits, MpsControl, MpsFault
+from moorage.worker.sharing.mps.control import PROGRAM, SERVER_LOG, Limits, MpsControl, MpsFault
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
 
 #: the daemons' part of an owner's name at the supervisor; no driver has this name
@@ -47,7 +47,6 @@ TERMINATE_S: Final = 5.0
 #: most bytes of a socket's path (unix(7)), minus the daemon's longest socket name
 _PATH_BYTES_MAX: Final = 107 - len("/control_privileged")
 _LOG_BYTES_MAX: Final = 1 << 20
-_SERVER_LOG: Final = "server.log"
 _POLL_S: Final = 0.05
 
 log = logging.getLogger("moorage.worker")
@@ -109,11 +108,16 @@ class ManagedMps:
         self._sharers: dict[MemberName, _Sharer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
-        self._on_lost: Callable[[Sequence[MemberName]], None] = lambda names: None
+        self._on_lost: Callable[[Sequence[MemberName], Sequence[int]], None] = lambda names, pids: None
         self._on_down: Callable[[int], None] = lambda slot: None
 
-    def attach(self, on_lost: Callable[[Sequence[MemberName]], None], on_down: Callable[[int], None]) -> None:
-        """Set the callbacks for members whose daemon failed, and for slots whose daemon has ended."""
+    def attach(
+        self, on_lost: Callable[[Sequence[MemberName], Sequence[int]], None], on_down: Callable[[int], None]
+    ) -> None:
+        """Set the callbacks for members whose daemon failed, and for slots whose daemon has ended.
+
+        `on_lost` gets the pids of the clients that the daemon's server blames for its failure as well.
+        """
         self._on_lost = on_lost
         self._on_down = on_down
 
@@ -371,10 +375,11 @@ class ManagedMps:
         gpu.failed += 1
         if gpu.failed < FAILED_MAX and gpu.key and not gpu.ended.is_set():
             return
-        log.error("mps: the daemon of GPU %d failed (%s): ending its %d jobs", gpu.device.index, why, len(joined))
+        jobs = " ".join(name[1] for name in joined)
+        log.error("mps: the daemon of GPU %d failed (%s): ending its jobs: %s", gpu.device.index, why, jobs)
         for name in joined:
             self._sharers[name].joined = False
-        self._on_lost(joined)
+        self._on_lost(joined, gpu.control.blamed())
         await self._stop(gpu)
 
     async def _why_unwell(self, gpu: _Gpu) -> str:
@@ -461,8 +466,8 @@ def _told(gpu: _Gpu, why: str) -> bool:
 def _bound_log(gpu: _Gpu) -> None:
     """Empty the server's log if it has grown large, because a daemon may run for months."""
     with contextlib.suppress(OSError):
-        if (gpu.control.log / _SERVER_LOG).stat().st_size > _LOG_BYTES_MAX:
-            os.truncate(gpu.control.log / _SERVER_LOG, 0)
+        if (gpu.control.log / SERVER_LOG).stat().st_size > _LOG_BYTES_MAX:
+            os.truncate(gpu.control.log / SERVER_LOG, 0)
 
 
 def _make_folders(root: Path, gpu: _Gpu, uid: int | None) -> None:
@@ -481,9 +486,9 @@ def _make_folders(root: Path, gpu: _Gpu, uid: int | None) -> None:
     for folder in (gpu.folder, gpu.control.pipe, gpu.control.log):
         folder.mkdir()
         folder.chmod(0o755)
-    (gpu.control.log / _SERVER_LOG).touch(0o644)
+    (gpu.control.log / SERVER_LOG).touch(0o644)
     if uid is not None and os.geteuid() == 0:
-        os.chown(gpu.control.log / _SERVER_LOG, uid, -1)
+        os.chown(gpu.control.log / SERVER_LOG, uid, -1)
 
 
 def _not_here(why: str) -> MoorageError:

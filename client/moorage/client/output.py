@@ -1,16 +1,20 @@
-"""Read stored output page by page from the worker that keeps it, and join new output to it without gaps."""
+"""A job's output: read page by page from the worker that keeps it, joined to new output without gaps, and collected."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, Protocol
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
-from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, StreamName
+from moorage.client.follow.story import Result, decided
+from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, ResultLine, StreamName
+
+if TYPE_CHECKING:
+    from moorage.client.follow.follower import Budget
 
 OVERLOADED_TRIES_MAX: Final = 50
 #: wait between two of these tries, if the worker sends no other
@@ -19,17 +23,21 @@ STREAMS: Final[tuple[StreamName, ...]] = ("out", "err")
 #: bytes of an average line, to guess where a tail begins; if the lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
 
+#: most bytes that `run` keeps of each stream of each replica; if there are more, the first ones are dropped
+STREAM_BYTES_MAX: Final = 16 * 1024 * 1024
+#: what the output that `run` collects leaves free of the client's budget, for whatever waits for a reader
+SPARE_BYTES: Final = 64 * 1024 * 1024
+#: bounds of the last lines of output that `JobFailed` has
+TAIL_LINES: Final = 20
+TAIL_CHARS_MAX: Final = 16 * 1024
+
 #: bytes of each number of the stream `order`; see `LogsAsked`
 ORDER_NUMBER_BYTES: Final = 4
 
+#: sends a verb with its arguments, and returns the data of the answer: `Connected.read`
+Reads = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 #: replica, attempt (None: the newest, where no number is known), stream
 _Key = tuple[int, int | None, StreamName]
-
-
-class Reads(Protocol):
-    """A client that can read output."""
-
-    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
@@ -65,7 +73,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
 
 async def read_page(
-    client: Reads,
+    read: Reads,
     job: str,
     replica: int,
     attempt: int | None,
@@ -84,7 +92,7 @@ async def read_page(
     tries = 0
     while True:
         try:
-            return msgspec.convert(await client.read("logs", arguments), LogPage)
+            return msgspec.convert(await read("logs", arguments), LogPage)
         except Overloaded as busy:
             tries += 1
             if tries == OVERLOADED_TRIES_MAX:
@@ -100,7 +108,7 @@ def piece_of(page: LogPage) -> Piece:
     return Piece(page.replica, page.attempt, stream, page.offset, text, end, page.next, page.data)
 
 
-async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
+async def tail_of(read: Reads, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
     """Return the end of an attempt's output, at most `chars_max` bytes of each stream; "" if a stream is not available.
 
     Stdout comes before stderr. It raises no `ClientError`: the caller reports how the job ended, with or without its
@@ -109,7 +117,7 @@ async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, ch
 
     async def text_of(stream: StreamName) -> str:
         try:
-            return piece_of(await read_page(client, job, replica, attempt, stream, -chars_max, chars_max)).text
+            return piece_of(await read_page(read, job, replica, attempt, stream, -chars_max, chars_max)).text
         except ClientError:
             return ""
 
@@ -185,10 +193,10 @@ class Joiner:
     ran, because its worker died.
     """
 
-    def __init__(self, client: Reads, job: str, tail: int | None = None) -> None:
+    def __init__(self, read: Reads, job: str, tail: int | None = None) -> None:
         self.lost = 0
         self.truncated: dict[_Key, int] = {}
-        self._client = client
+        self._read = read
         self._job = job
         self._tail = tail
         self._streams: defaultdict[_Key, _Stream] = defaultdict(_Stream)
@@ -211,7 +219,7 @@ class Joiner:
         Raises the leader's error for a replica that the job does not have.
         """
         if replica is not None and replica not in newest:
-            await read_page(self._client, self._job, replica, attempt, "out", 0, 1)
+            await read_page(self._read, self._job, replica, attempt, "out", 0, 1)
         for each, last in newest.items():
             wanted = attempt or last
             if wanted != 0 and replica in (None, each):
@@ -239,7 +247,7 @@ class Joiner:
         offset, count, rest = 0, 0, b""
         while True:
             try:
-                page = await read_page(self._client, self._job, replica, attempt, "order", offset)
+                page = await read_page(self._read, self._job, replica, attempt, "order", offset)
             except ClientError:  # its driver keeps no record of the order
                 return
             rest += page.text.encode() if page.data is None else page.data
@@ -294,7 +302,7 @@ class Joiner:
             if length <= 0:
                 return
             try:
-                page = await read_page(self._client, self._job, replica, attempt, name, offset, length)
+                page = await read_page(self._read, self._job, replica, attempt, name, offset, length)
                 begin = await self._tail_begins(page) if offset < 0 else page.offset
             except (NoOutput, NotFound, Overloaded, Unreachable) as gone:
                 self._troubles.setdefault((replica, attempt), gone)
@@ -330,7 +338,7 @@ class Joiner:
             before = max(page.offset - LOG_PAGE_BYTES_MAX, 0)
             behind = page.offset
             page = await read_page(
-                self._client, self._job, page.replica, page.attempt, page.stream, before, behind - before
+                self._read, self._job, page.replica, page.attempt, page.stream, before, behind - before
             )
             if page.offset > before:  # what is before was not kept
                 return min(page.offset, behind)
@@ -376,3 +384,108 @@ def _with(piece: Piece, data: bytes) -> Piece:
 def _from(piece: Piece, offset: int) -> Piece:
     """Return the part of a piece from this offset of the stream on."""
     return _with(msgspec.structs.replace(piece, offset=offset), _bytes_of(piece)[offset - piece.offset :])
+
+
+class _Kept:
+    """One stream of one replica in its newest attempt."""
+
+    __slots__ = ("attempt", "bytes", "expected", "lost", "sizes", "texts")
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.texts: deque[str] = deque()
+        self.sizes: deque[int] = deque()  # the size of each text in bytes, as the job wrote it
+        self.bytes = 0
+        self.expected = 0
+        self.lost = 0
+
+    def add(self, piece: Piece) -> None:
+        self.lost += max(piece.offset - self.expected, 0)
+        self.expected = max(self.expected, piece.behind)
+        self.texts.append(piece.text)
+        self.sizes.append(piece.behind - piece.offset)
+        self.bytes += self.sizes[-1]
+
+    def drop(self) -> int:
+        """Drop the oldest text, and return its size in bytes."""
+        self.texts.popleft()
+        size = self.sizes.popleft()
+        self.bytes -= size
+        self.lost += size
+        return size
+
+
+class Tail:
+    """Keeps the end of a job's output: the pieces in the order in which they arrive."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+        self._chars = 0
+
+    def take(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._chars += len(piece.text)
+        while self._chars > TAIL_CHARS_MAX and len(self._texts) > 1:
+            self._chars -= len(self._texts.popleft())
+
+    def take_of(self, results: dict[str, ResultLine], result: Result) -> None:
+        """Add the last lines that were sent with the result of a handler: of the attempt that decided the job's end."""
+        last = decided(result.changes, result.state)
+        line = None if last is None else results.pop(f"{result.job}.{last.replica}.{last.fence}", None)
+        if line is not None:
+            self._texts.append(line.tail)
+
+    async def or_kept(self, read: Reads, result: Result) -> str:
+        """Return the last lines, at most TAIL_LINES. If no piece arrived, read those of the attempt that decided the
+        end from its worker, unless that attempt has no exit code.
+        """
+        text = "".join(self._texts)[-TAIL_CHARS_MAX:]
+        last = decided(result.changes, result.state)
+        if not self._texts and last is not None and last.code is not None:
+            text = await tail_of(read, result.job, last.replica, last.attempt, TAIL_CHARS_MAX)
+        return "\n".join(text.splitlines()[-TAIL_LINES:])
+
+
+class Captured:
+    """Collects pieces as they arrive. If a replica was tried again, only its newest attempt is kept.
+
+    At most STREAM_BYTES_MAX of each stream are kept, and of all streams what the client's budget has room for: then the
+    beginning of the longest stream is dropped.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._streams: dict[tuple[int, StreamName], _Kept] = {}
+
+    def take(self, piece: Piece) -> None:
+        key = (piece.replica, piece.stream)
+        stream = self._streams.get(key)
+        if stream is None or piece.attempt > stream.attempt:
+            self._budget.give(0 if stream is None else stream.bytes)
+            stream = self._streams[key] = _Kept(piece.attempt)
+        if piece.attempt != stream.attempt:
+            return
+        size = piece.behind - piece.offset
+        while not self._budget.take(size, SPARE_BYTES):
+            longest = max(self._streams.values(), key=lambda each: each.bytes)
+            if not longest.bytes:  # others hold all of it
+                stream.lost += max(piece.behind - stream.expected, 0)
+                stream.expected = max(stream.expected, piece.behind)
+                return
+            self._budget.give(longest.drop())
+        stream.add(piece)
+        while stream.bytes > STREAM_BYTES_MAX and len(stream.texts) > 1:
+            self._budget.give(stream.drop())
+
+    def close(self) -> None:
+        """Return what this holds to the client's budget. The texts stay, for the result."""
+        self._budget.give(sum(stream.bytes for stream in self._streams.values()))
+
+    def text(self, name: StreamName) -> str:
+        """Return what was received of the stream `out` or `err`, replica by replica."""
+        return "".join("".join(self._streams[key].texts) for key in sorted(self._streams) if key[1] == name)
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes known to be missing: gaps between the pieces, and what exceeded the bound."""
+        return sum(stream.lost for stream in self._streams.values())

@@ -1,4 +1,5 @@
-"""Relays questions for kept output: the leader finds the worker, asks it, and passes its page on, beside the loop."""
+"""Relays questions for what workers keep of jobs, output and use: the leader finds the worker, asks it, and passes its
+page on, beside the loop."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries.logs import Kept, find_in_story, find_log
+from moorage.scheduler.core.queries.use import find_use
 from moorage.scheduler.history.history_reader import HistoryReader
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused, problem
-from moorage.schemas.frames import Answer, LogPage, LogsAsked
+from moorage.schemas.frames import Answer, LogPage, LogsAsked, UseAsked, UsePage
 from moorage.schemas.names import JOB, is_job
 from moorage.schemas.subjects import Subjects
 
@@ -31,10 +33,11 @@ RELAYS_MAX: Final = 64
 RELAYS_MAX_TENANT: Final = 16
 RETRY_AFTER_S: Final = 0.2
 
-_decode_page: Final[Decoder[LogPage | Problem]] = Decoder(LogPage | Problem)
+Page = LogPage | UsePage
+_decode_page: Final[Decoder[Page | Problem]] = Decoder(Page | Problem)
 
 
-class LogRelay:
+class Relay:
     """The relay of one term. `ask` begins, `answer` sends the answer, `close` cancels what is in progress."""
 
     def __init__(
@@ -53,9 +56,11 @@ class LogRelay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: Counter[str] = Counter()
 
-    def ask(self, tenant: str, asked: LogsAsked, reply: str, json: bool) -> None:
+    def ask(self, tenant: str, asked: LogsAsked | UseAsked, reply: str, json: bool) -> None:
         """Answer now, or ask the worker first. Uses the current state, which the caller has made sure is fresh."""
-        found = find_log(self._engine, tenant, asked)
+        engine = self._engine
+        find = find_log(engine, tenant, asked) if isinstance(asked, LogsAsked) else find_use(engine, tenant, asked)
+        found: Kept | Page | Problem | None = find
         if found is not None and not isinstance(found, Kept):
             self._say(found, reply, json)
         elif (trouble := self._trouble(tenant, found)) is not None:
@@ -72,17 +77,18 @@ class LogRelay:
         if len(self._tasks) >= RELAYS_MAX or self._asking[tenant] >= RELAYS_MAX_TENANT:
             return problem(
                 "overloaded",
-                f"{len(self._tasks)} questions for output are under way, {self._asking[tenant]} of tenant {tenant}",
+                f"{len(self._tasks)} questions to workers are under way, {self._asking[tenant]} of tenant {tenant}",
                 allowed=f"{RELAYS_MAX} in all, {RELAYS_MAX_TENANT} of a tenant",
                 retry_after_s=RETRY_AFTER_S,
             )
         return None
 
-    async def _begin(self, tenant: str, asked: LogsAsked, kept: Kept | None, reply: str, json: bool) -> None:
+    async def _begin(self, tenant: str, asked: LogsAsked | UseAsked, kept: Kept | None, reply: str, json: bool) -> None:
         """Ask the worker; a job that left memory is looked up in the history first."""
         try:
-            found: Kept | LogPage | Problem
-            if kept is not None:
+            found: Kept | Page | Problem
+            if kept is not None or isinstance(asked, UseAsked):
+                assert kept is not None  # use is only of jobs in memory
                 found = kept
             else:
                 story = await self._history.story(tenant, asked.job)
@@ -91,23 +97,26 @@ class LogRelay:
                 found = self._away(found) if not found.worker.session else await self._relay(found)
             self._say(found, reply, json)
         except Exception:  # a defect of moorage must not leave a caller without an answer
-            log.exception("the output of job %s could not be found", asked.job)
+            log.exception("what a worker keeps of job %s could not be found", asked.job)
             self._say(problem("internal", "moorage failed on this question", job=asked.job), reply, json)
         finally:
             self._asking[tenant] -= 1
             if not self._asking[tenant]:
                 del self._asking[tenant]
 
-    async def _relay(self, kept: Kept) -> LogPage | Problem:
+    async def _relay(self, kept: Kept) -> Page | Problem:
         try:
             subject = self._subjects.worker(kept.worker.id, "logs")
             answer = await self._world.request(subject, encode(kept.ask, json=kept.worker.in_json), RELAY_S)
             page = _decode_page(answer.data)
         except (BusError, Refused) as error:
-            log.info("worker %s gave no page of output: %s", kept.worker.id, error)
+            log.info("worker %s gave no page: %s", kept.worker.id, error)
             return self._away(kept)
         if isinstance(page, LogPage):
             return msgspec.structs.replace(page, worker=kept.worker.id, replica=kept.ask.replica)
+        if isinstance(page, UsePage):
+            simulated = kept.worker.pool_at(kept.ask.fence).simulated
+            return msgspec.structs.replace(page, worker=kept.worker.id, simulated=simulated)
         return self._away(kept) if page.code == "session-over" else page
 
     def _away(self, kept: Kept) -> Problem:
@@ -128,8 +137,9 @@ class LogRelay:
             next="moorage fleet shows it; ask again when it is back",
         )
 
-    def _say(self, found: LogPage | Problem, reply: str, json: bool) -> None:
-        frame: Any = Answer("logs", self._engine.state.seq, found) if isinstance(found, LogPage) else found
+    def _say(self, found: Page | Problem, reply: str, json: bool) -> None:
+        verb = "logs" if isinstance(found, LogPage) else "use"
+        frame: Any = found if isinstance(found, Problem) else Answer(verb, self._engine.state.seq, found)
         self._answer(reply, encode(frame, json=json))
 
     async def close(self) -> None:
@@ -138,14 +148,15 @@ class LogRelay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def logs_asked(arguments: dict[str, Any]) -> LogsAsked:
-    """Return the checked arguments of the verb `logs`. Raises `Refused`, naming the field."""
+def page_asked(verb: str, arguments: dict[str, Any]) -> LogsAsked | UseAsked:
+    """Return the checked arguments of the verb `logs` or `use`. Raises `Refused`, naming the field."""
+    kind: type[LogsAsked | UseAsked] = LogsAsked if verb == "logs" else UseAsked
     try:
-        asked = msgspec.convert(arguments, LogsAsked)
+        asked = msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, LogsAsked, "moorage logs --help")) from None
+        raise Refused(explain_decode_error(error, kind, f"moorage {verb} --help")) from None
     if not is_job(asked.job):
         raise Refused(
-            problem("invalid-argument", "logs needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)
+            problem("invalid-argument", f"{verb} needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)
         )
     return asked

@@ -1,4 +1,4 @@
-"""Watch whether a container engine answers: while it does not, the worker's renewals say so."""
+"""Watch whether the engine of a driver answers (docker's, a cluster's): while it does not, renewals say so."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from moorage.system.proctree import boottime_s
-from moorage.worker.drivers.container.engine import EngineDown, EngineError
 
 #: seconds between two questions
 ASK_EVERY_S: Final = 2.0
+#: seconds that an engine has for an answer: one that hangs is down
+ANSWER_S: Final = 10.0
 #: good answers in a row after which an engine that was down counts as back
 GOOD_ANSWERS: Final = 2
 
@@ -22,11 +23,18 @@ log = logging.getLogger("moorage.worker")
 class EngineWatch:
     """Asks an engine again and again. `why` is "" while it answers, else its error, and `since_s` when that began.
 
-    `since_s` is in seconds of CLOCK_BOOTTIME.
+    `since_s` is in seconds of CLOCK_BOOTTIME. `ask` raises one of `faults` if the engine does not answer.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[object]], name: str, every_s: float = ASK_EVERY_S) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[object]],
+        faults: tuple[type[Exception], ...],
+        name: str,
+        every_s: float = ASK_EVERY_S,
+    ) -> None:
         self._ask = ask
+        self._faults: tuple[type[Exception], ...] = (*faults, TimeoutError)
         self._name = name
         self._every_s = every_s
         self._up = asyncio.Event()
@@ -38,8 +46,9 @@ class EngineWatch:
         good = 0
         while True:
             try:
-                await self._ask()
-            except (EngineDown, EngineError) as error:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._ask()
+            except self._faults as error:
                 good = 0
                 self._down(str(error))
             else:

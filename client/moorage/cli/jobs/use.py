@@ -1,0 +1,151 @@
+"""What running jobs use of their GPUs: `moorage use`, and the column USE of `moorage ls`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.render import table
+from moorage.cli.framework.screen import Screen
+from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
+from moorage.schemas.job import RUNNING, TERMINAL
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: cells of a spark line, and the seconds that it shows: the longest time that a worker keeps
+CELLS: Final = 28
+LAST_S: Final = 600
+_SPARKS: Final = "▁▂▃▄▅▆▇█"
+_ASCII: Final = "_.-:=+*#"
+#: replicas whose workers are asked
+ROWS_MAX: Final = 64
+#: the first is replica and GPU, as 0/3
+_COLUMNS: Final = ("AT", "WORKER", "WATTS", "OF", "USE", "%", "MEMORY", "MIB")
+_NUMBERS: Final = ("WATTS", "OF", "%", "MIB")
+#: seconds between two looks with --watch: a worker reads its devices once a second
+WATCH_S: Final = 2.0
+
+
+def use(
+    job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
+    /,
+    *,
+    replica: Annotated[int | None, Parameter(help="Only this replica; by default the first 64 that run.")] = None,
+    watch: Annotated[bool, Parameter(help="Draw it again every 2 seconds until the job has ended.")] = False,
+    options: RowOptions = ROWS,
+) -> int:
+    """Show what a running job uses of its GPUs, now and in the last ten minutes.
+
+    USE is the share of time in which a GPU computes, encodes or decodes, of the whole GPU for a job that has it alone,
+    of the job's own processes for a share. MEMORY is what the job holds, of the GPU's memory. The numbers are the
+    newest, and a line has ten minutes, its right end is now. AT is replica and GPU. Only the tenant of the job is told.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        import asyncio
+
+        name = await one_id(client, job, "use")
+        screen = Screen(sys.stdout)
+        while True:
+            rows = await use_rows(client, name, replica)
+            if not options.shown({"job": name, "rows": rows}, rows):
+                if screen.live and watch:
+                    screen.draw(use_table(rows, sys.stdout).splitlines())
+                else:
+                    tell(use_table(rows, sys.stdout))
+            if not watch:
+                return None
+            await asyncio.sleep(WATCH_S)
+            shown = await client._wire.answer("show", {"job": name})
+            if shown.data["state"] in TERMINAL:
+                say(f"{name} has ended: {shown.data['state']}")
+                return None
+
+    return with_client(options, work)
+
+
+async def use_rows(client: AsyncClient, job: str, replica: int | None) -> list[dict[str, Any]]:
+    """Return a row for each GPU of each running replica, or of this one, with its use over `LAST_S` seconds.
+
+    Raises what the question for a replica that does not run raises, if none runs.
+    """
+    import asyncio
+
+    shown = await client._wire.answer("show", {"job": job})
+    running = [row["replica"] for row in shown.data.get("replica_states", ()) if row["state"] == RUNNING]
+    asked = [replica] if replica is not None else running[:ROWS_MAX] or [0]
+
+    async def ask(one: int) -> list[dict[str, Any]]:
+        answer = await client._wire.answer("use", {"job": job, "replica": one, "last_s": LAST_S, "points": CELLS})
+        page = answer.data
+        about = {"job": job, "replica": one, "worker": page.get("worker", ""), "span_s": page["span_s"]}
+        return [{**about, "simulated": page.get("simulated", False), **line} for line in page.get("devices", ())]
+
+    return [row for rows in await asyncio.gather(*map(ask, asked)) for row in rows]
+
+
+def use_table(rows: Sequence[dict[str, Any]], stream: TextIO) -> str:
+    """Return the rows as a table with spark lines; a sentence if no worker measures the job."""
+    if not rows:
+        return (
+            "nothing is measured of this job so far: it has no GPU, its GPU cannot be read (a VM), or it has just begun"
+        )
+    return table(
+        _COLUMNS,
+        [_cells(row, stream) for row in rows],
+        numbers=_NUMBERS,
+        optional=("WORKER", "WATTS", "OF"),
+        stream=stream,
+    )
+
+
+def _cells(row: dict[str, Any], stream: TextIO) -> list[Any]:
+    full = row["memory_total_mib"] or max((each or 0 for each in row["memory_mib"]), default=0)
+    return [
+        f"{row['replica']}/{row['index']}",
+        row["worker"] + (" sim" if row["simulated"] else ""),
+        _newest(row["power_w"]),
+        row["memory_total_mib"] or None,
+        spark(row["percent"], 100, stream),
+        _newest(row["percent"]),
+        spark(row["memory_mib"], full, stream),
+        _newest(row["memory_mib"]),
+    ]
+
+
+def spark(numbers: Sequence[int | None], full: int, stream: TextIO) -> str:
+    """Return one character a number, from nothing to `full`; a blank where nothing was read."""
+    signs = _SPARKS
+    try:
+        _SPARKS.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        signs = _ASCII
+    top = len(signs) - 1
+    return "".join(
+        " " if number is None else signs[min(max(round(number / max(full, 1) * top), 0), top)] for number in numbers
+    )
+
+
+def use_cell(row: dict[str, Any]) -> str:
+    """Return what a job of `ls` uses of its GPUs: `87%`, or from the least to the most used one, `0-97%`."""
+    used = row.get("use")
+    if not used:
+        return "-"
+    least, most = used["percent_min"], used["percent_max"]
+    return f"{most}%" if least == most else f"{least}-{most}%"
+
+
+def use_words(row: dict[str, Any]) -> str:
+    """Return a job's use of its GPUs in words: `0-97% of 4 GPUs, 240844 MiB`; "" if none is measured."""
+    used = row.get("use")
+    return f"{use_cell(row)} of {many(used['devices'], 'GPU')}, {used['memory_mib']} MiB" if used else ""
+
+
+def _newest(numbers: Sequence[int | None]) -> int | None:
+    return next((number for number in reversed(numbers) if number is not None), None)

@@ -1,0 +1,85 @@
+"""What running jobs use of their GPUs now, by their workers' renewals, and which worker has the minutes before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
+from moorage.scheduler.core.queries.logs import Kept
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
+
+
+def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
+    """Return which worker to ask for the use of a running replica; a problem if it does not run."""
+    job = engine.state.job(tenant, asked.job)
+    if job is None:
+        return problem(
+            "not-found",
+            f"no job {asked.job} of tenant {tenant} runs",
+            job=asked.job,
+            next=f"moorage show {asked.job} has what an ended job has used",
+        )
+    if asked.replica >= len(job.replicas):
+        return problem(
+            "invalid-argument",
+            f"job {asked.job} has no replica {asked.replica}",
+            field="$.replica",
+            found=asked.replica,
+            allowed=f"0..{len(job.replicas) - 1}",
+            job=asked.job,
+        )
+    member = job.replicas[asked.replica].member
+    if member is None or member.phase != AT_RUNNING:
+        return problem(
+            "failed-precondition",
+            f"replica {asked.replica} of job {asked.job} does not run now",
+            found=job.state,
+            allowed="RUNNING",
+            job=asked.job,
+            next=f"moorage show {asked.job}",
+        )
+    worker = member.worker
+    ask = ReadUse(
+        worker.session, tenant, asked.job, asked.replica, member.attempt, member.fence, asked.last_s, asked.points
+    )
+    return Kept(worker, ask)
+
+
+def devices_used(engine: Engine, member: Member) -> list[DeviceUse]:
+    """Return the newest reading of each device of an attempt; [] if there is none."""
+    host = engine.fleet.hosts.get(member.worker.num)
+    return [] if host is None or member.phase != AT_RUNNING else host.use.get(member.fence, [])
+
+
+def use_rows(engine: Engine, member: Member) -> list[dict[str, Any]]:
+    """Return the newest reading of an attempt as plain data, a row for each device."""
+    pool = member.worker.pool_at(member.fence).devices
+    return [
+        {
+            "index": pool[use.slot]["index"],
+            "percent": use.percent,
+            "memory_mib": use.memory_mib,
+            "memory_total_mib": pool[use.slot].get("memory_mib", 0),
+            "power_w": use.power_w,
+        }
+        for use in devices_used(engine, member)
+        if 0 <= use.slot < len(pool)
+    ]
+
+
+def use_of_job(engine: Engine, job: Job) -> dict[str, Any]:
+    """Return the least, mean and most used of a job's devices, in percent, and their memory; {} if none is read."""
+    members = [replica.member for replica in job.replicas if replica.member is not None] if job.held else []
+    found = [use for member in members for use in devices_used(engine, member)]
+    percents = [use.percent for use in found if use.percent is not None]
+    if not percents:
+        return {}
+    return {
+        "devices": len(found),
+        "percent": round(sum(percents) / len(percents)),
+        "percent_min": min(percents),
+        "percent_max": max(percents),
+        "memory_mib": sum(use.memory_mib or 0 for use in found),
+    }

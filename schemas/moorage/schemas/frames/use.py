@@ -1,0 +1,93 @@
+"""Frames of what running attempts use of their GPUs: the newest reading, and those of the last minutes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from moorage.schemas.frames.version import VERSION
+
+#: seconds for which a worker keeps its readings of a running attempt, one a second
+USE_KEPT_S: Final = 600
+
+_Fence = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+_Replica = Annotated[int, msgspec.Meta(ge=0, le=1023)]
+_Seconds = Annotated[int, msgspec.Meta(ge=1, le=USE_KEPT_S)]
+
+
+class DeviceUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What an attempt uses of one device at a moment.
+
+    `slot` is the device's position in hello's `gpu_pool`. `percent` is the greatest of compute, encoder and decoder:
+    of the device for an exclusive lease, of the attempt's processes for a share. Null: the board does not report it.
+    `power_w` is the whole device's.
+    """
+
+    slot: int
+    percent: int | None
+    memory_mib: int | None
+    power_w: int | None
+
+
+class AttemptUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What the attempt with this fence uses of each of its devices; an attempt that cannot be measured has none."""
+
+    fence: int
+    devices: list[DeviceUse]
+
+
+class UseAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The question of `moorage.api.<tenant>.use`: what a running replica has used of its GPUs in the last seconds.
+
+    The readings are summed up to at most `points` equal spans, each with the mean of its readings.
+    """
+
+    job: str
+    replica: _Replica = 0
+    last_s: _Seconds = USE_KEPT_S
+    points: _Seconds = 60
+
+
+class ReadUse(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="read-use"):
+    """The leader asks a worker for the readings of a running attempt. `session` proves that the leader asks."""
+
+    session: str
+    tenant: str
+    job: str
+    replica: _Replica
+    attempt: _Fence
+    fence: _Fence
+    last_s: _Seconds
+    points: _Seconds
+    v: int = VERSION
+
+
+class UseLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One device of an attempt: a mean for each span of time, oldest first, null where nothing was read.
+
+    `index` is the device's own index on its host, `memory_total_mib` its memory. Units as in `DeviceUse`.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_total_mib: int
+    percent: list[int | None]
+    memory_mib: list[int | None]
+    power_w: list[int | None]
+
+
+class UsePage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="use-page"):
+    """What a running attempt has used: a line for each of its devices. The last span ends now; each lasts `span_s`.
+
+    `devices` is empty if the worker cannot measure the attempt, as that of a VM.
+    """
+
+    replica: int
+    attempt: int
+    span_s: float
+    devices: list[UseLine] = []
+    worker: str = ""
+    simulated: bool = False
+    v: int = VERSION

@@ -1,0 +1,200 @@
+"""What a real GPU shows, one check after another; each returns a line of what it saw, with its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
+from moorage.worker.devices.readers.nvml import open_nvml
+from tests.gpu.nvidia_smi import NoGpu, fields_of
+from tests.gpu.rig import Failed, Rig, Skipped, part
+
+MIB: Final = 1024**2
+#: of a job that shares a GPU
+SHARE_MIB: Final = 2048
+HELD_MIB: Final = 1024
+MACHINE: Final = "0" * 32
+
+
+def expect(what: str, found: object, wanted: object) -> None:
+    """Raise Failed unless this was found."""
+    if found != wanted:
+        raise Failed(f"{what}: found {found}, expected {wanted}")
+
+
+async def inventory(rig: Rig) -> str:
+    asked = fields_of("index,uuid,name,memory.total,pci.bus_id")
+    found = await open_nvml()
+    try:
+        whole = [device for device in found.devices() if not device.profile]
+        told = [[str(each.index), each.uuid, each.name, str(each.memory_mib), each.pci] for each in whole]
+        expect("index, uuid, name, MiB and PCI address of each GPU", told, asked)
+        faults = [fault.detail for reading in await found.sample() for fault in reading.faults]
+    finally:
+        found.close()
+    return f"{len(told)} GPUs as nvidia-smi lists them; faults: {'; '.join(faults) or 'none'}"
+
+
+async def inside(rig: Rig) -> str:
+    seen, job = await rig.answer("see")
+    expect("what CUDA lists in the job", seen["uuids"], await rig.leased(job))
+    expect("MOORAGE_GPU_UUIDS", seen["MOORAGE_GPU_UUIDS"], seen["uuids"][0])
+    nothing, _ = await rig.answer("see", gpu=None)
+    expect("what CUDA lists in a job without GPUs", nothing["uuids"], [])
+    return f"CUDA_VISIBLE_DEVICES={seen['CUDA_VISIBLE_DEVICES']} is the leased GPU, and a job without GPUs has none"
+
+
+async def fence(rig: Rig) -> str:
+    nodes = sorted(str(node) for node in Path("/dev").glob("nvidia[0-9]*"))
+    [worker] = (await rig.client.fleet.show()).data["workers"]
+    by = worker["capabilities"]["process"]["devices"]
+    if by != "kernel" or not nodes:
+        raise Skipped(f"the GPUs of a job are named by: {by}; files in /dev: {' '.join(nodes) or 'none'}")
+    control = "/dev/nvidiactl"
+    none, _ = await rig.answer("nodes", *nodes, control, gpu=None)
+    expect("errors of a job without GPUs", set(none.values()), {errno.EPERM})
+    one, _ = await rig.answer("nodes", *nodes, control)
+    expect("files that a job with one GPU opens", sorted(one.values()).count(0), 2)
+    expect("errors of the other GPUs", {code for code in one.values() if code}, {errno.EPERM} if nodes[1:] else set())
+    return f"a job with one GPU opens its own file and {control}, of {len(nodes)} GPUs; one without any opens none"
+
+
+async def free_again(rig: Rig) -> str:
+    machine = await open_machine(MACHINE)
+    try:
+        job, file = await rig.start("below", str(HELD_MIB))
+        await rig.wrote(job, file)
+        slot = await _slot(rig, machine, await rig.leased(job))
+        held = (await machine.sample())[slot].memory_used_mib
+        if held < HELD_MIB:
+            raise Failed(f"NVML says that {held} MiB are held where the job has taken {HELD_MIB}")
+        cells = await rig.cells()
+        await job.cancel()
+        _, took_s = await rig.until("the GPU is free in the fleet", lambda: _is(rig.cells, cells, False))
+        expect("memory back at its baseline", await machine.memory_is_free(slot), True)
+        return f"{held} MiB held by a grandchild with a session of its own were free {took_s:.1f} s after the cancel"
+    finally:
+        machine.close()
+
+
+async def _slot(rig: Rig, machine: CombinedInventory, leased: list[str]) -> int:
+    return next(slot for slot, device in enumerate(machine.devices()) if device.uuid in leased)
+
+
+async def _is(look: Callable[[], Awaitable[str]], text: str, same: bool) -> bool:
+    return (await look() == text) is same
+
+
+async def limiter(rig: Rig) -> str:
+    told, _ = await rig.answer("limit", gpu=part("time-slice", SHARE_MIB))
+    expect("total memory as the job is told", told["total"], SHARE_MIB * MIB)
+    expect("an allocation of one byte more than is free", told["beyond"], 2)
+    expect("an allocation of what is free", told["fits"], 0)
+    expect("another piece after it", told["more"], 2)
+    apart = (told["free_before"] - told["free_after"]) // MIB
+    return (
+        f"of {SHARE_MIB} MiB {told['free'] // MIB} are free and fit, a byte more is refused;"
+        f" the first allocation took {apart} MiB of what was told as free"
+    )
+
+
+async def limiter_cost(rig: Rig) -> str:
+    from bench.gpu import measured
+
+    with_it, without = await measured(rig, rig.launches)
+    more = {name: with_it[name] - without[name] for name in without}
+    return "; ".join(f"{name}: {without[name]:.0f} ns without, {more[name]:+.0f} ns with it" for name in without)
+
+
+async def guard(rig: Rig) -> str:
+    job, file = await rig.start(
+        "hold", str(2 * SHARE_MIB), gpu=part("time-slice", SHARE_MIB), before=("/usr/bin/env", "-u", "LD_PRELOAD")
+    )
+    await rig.wrote(job, file)
+    began_s = asyncio.get_running_loop().time()
+    result = await rig.ended(job)
+    took_s = asyncio.get_running_loop().time() - began_s
+    if not result.why.startswith("over-memory"):
+        raise Failed(f"the job ended as {result.state}: {result.why}")
+    return f"a process without the limiter was ended {took_s:.1f} s after it took {2 * SHARE_MIB} MiB: {result.why}"
+
+
+async def freeze(rig: Rig) -> str:
+    machine = await open_machine(MACHINE)
+    try:
+        job, file = await rig.start("keep", str(HELD_MIB))
+        pid = (await rig.wrote(job, file))["pid"]
+        slot = await _slot(rig, machine, await rig.leased(job))
+        held = (await machine.sample())[slot].memory_used_mib
+        loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        await rig.client.admin.freeze(job.job)
+        await rig.until("the job is frozen", lambda: _state(rig, job.job, "FROZEN"))
+        frozen_s, left = loop.time() - began_s, (await machine.sample())[slot].memory_used_mib
+        began_s = loop.time()
+        await rig.client.admin.resume(job.job)
+        await rig.until("the job runs again", lambda: _state(rig, job.job, "RUNNING"))
+        resumed_s = loop.time() - began_s
+        os.kill(pid, signal.SIGUSR1)
+        looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.job, file))
+        expect("its memory after it was resumed", looked["same"], True)
+        await job.cancel()
+        times = f"in {frozen_s:.1f} s, were back in {resumed_s:.1f} s"
+        return f"{held} MiB became {left} MiB {times}, and the pattern is there"
+    finally:
+        machine.close()
+
+
+async def _state(rig: Rig, job: str, wanted: str) -> bool:
+    shown = await rig.client.job(job).show()
+    refused = [change.why for change in shown.changes if change.state in ("NOT_FROZEN", "NOT_RESUMED")]
+    if refused:
+        raise Failed(f"{refused[-1]}")
+    return shown.state == wanted
+
+
+async def _looked(rig: Rig, job: str, file: Path) -> object:
+    answer = await rig.wrote(rig.client.job(job), file)
+    return answer if answer["looks"] else None
+
+
+async def mps(rig: Rig) -> str:
+    [worker] = (await rig.client.fleet.show()).data["workers"]
+    if "mps" not in worker["capabilities"]["process"]["enforced"]:
+        raise Skipped("the worker does not offer mps: it needs nvidia-cuda-mps-control, and root")
+    share = part("mps", SHARE_MIB)
+    both = [await rig.start("keep", str(HELD_MIB), gpu=share) for _ in range(2)]
+    for job, file in both:
+        await rig.wrote(job, file)
+    leased = [await rig.leased(job) for job, _ in both]
+    told, _ = await rig.answer("limit", gpu=share)
+    for job, _ in both:
+        await job.cancel()
+    for job, _ in both:
+        await rig.ended(job)
+    same = "on one GPU" if leased[0] == leased[1] else "on two GPUs"
+    return (
+        f"two sharers {same} at once; a third is told {told['total'] // MIB} MiB, and an allocation beyond what is free"
+        f" answers {told['beyond']}"
+    )
+
+
+#: in this order: what it shows, and its check
+CHECKS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
+    ("inventory by NVML", inventory),
+    ("a job's variables name its leased GPU and no other", inside),
+    ("the kernel keeps a job to its GPUs", fence),
+    ("memory seen free before a GPU returns", free_again),
+    ("the limiter: at the limit and a byte beyond", limiter),
+    ("the limiter: its cost", limiter_cost),
+    ("the memory guard", guard),
+    ("frozen jobs", freeze),
+    ("mps", mps),
+)
+
+__all__ = ["CHECKS", "NoGpu"]
