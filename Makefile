@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 300
 FROM   ?= 0
-ROOMS  := schemas system bus scheduler worker client testing tests bench tools docs
+ROOMS  := schemas system bus scheduler ranking worker client testing tests bench tools docs
 
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
@@ -67,7 +67,7 @@ release-check: test-all types lint site  ## what a release needs beyond CI: hour
 	tests/kubernetes/build
 	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py tests/deploy/test_kubernetes.py -k kubernetes
 	tests/deploy/build
-	$(BIN)/python -m pytest tests/deploy/test_image.py
+	$(BIN)/python -m pytest tests/deploy/test_image.py tests/deploy/test_systemd.py
 	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.workloads.many --cases 10000 --from $$first || exit 1; done
 	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.sim.many --wide --seeds $(SEEDS) --from $(FROM)

@@ -32,13 +32,12 @@ from bench.placement.openb import CLASSES, Outcome
 from bench.placement.page import AT, FIRST_SEED, OURS, lost_percent, mean_and_error
 from bench.placement.run import TRACES, digest_of
 from bench.placement.run import one as saturated
+from moorage.ranking import fragments, prices
+from moorage.ranking.mix import Mix
+from moorage.ranking.prices import Prices
+from moorage.ranking.table import HostTable, Ints
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.rank import fragments
-from moorage.scheduler.core.rank.mix import Mix
-from moorage.scheduler.core.rank.pressure import Pressure
-from moorage.scheduler.core.rank.prices import Prices
-from moorage.scheduler.core.rank.table import HostTable, Ints
 from moorage.scheduler.core.schedule import reserve, runtime
 from moorage.scheduler.core.schedule.reserve import Claims
 from moorage.testing.simulate.openb import pod_lists
@@ -54,19 +53,15 @@ def _off(owner: object, name: str, value: Any) -> Off:
     return lambda stack: stack.enter_context(patch.object(owner, name, value))
 
 
-def _pressed_alone(self: Prices, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
+def _all_alike(self: Prices, table: HostTable, shape: Shape) -> Ints:
     """`Prices.charges` where all is worth the same."""
-    runs_on = self._types_for(table, shape)
-    if not len(runs_on):
-        return np.zeros(len(table.types), np.int64)
-    above: Ints = np.maximum(0, pressed - np.minimum.reduce(pressed.take(runs_on)))
-    return above
+    return np.zeros(len(table.types), np.int64)
 
 
 #: the parts of ranking, and how each is switched off
 RANKING: Final[dict[str, Off]] = {
-    "prices": _off(Prices, "charges", _pressed_alone),
-    "pressure": _off(Pressure, "charges", lambda self, gpus_percent: np.zeros_like(self.of_type)),
+    "prices": _off(Prices, "charges", _all_alike),
+    "what-is-left": _off(prices, "WANTED_MAX", 0),
     "look-ahead": _off(fragments, "AHEAD", 0),
     "step": _off(fragments, "STEP_MILLI", 1),
     "mix-classes": _off(Mix, "_class_changed", lambda self: False),

@@ -14,6 +14,7 @@ FLEET: Final[dict[str, str]] = {
     "workers": "workers of this page by name, each as in the next table",
     "next": "the last worker of this page, if there are more: ask again with it as `after`",
     "fits_now": "GPUs by model: `gpus` in all, `free`, and `largest`, the most that start now, exclusive, on one host",
+    "used_now": "leased GPUs by model: `read`, those with a reading, `at_work`, how many GPUs' worth works, `idle`",
     "queued": "number of replicas that wait",
     "live_jobs": "number of jobs that have not ended",
     "finished_kept": "number of ended jobs in memory",
@@ -22,10 +23,12 @@ FLEET: Final[dict[str, str]] = {
     "follower": "what writes the history and counts GPU time: how many records of the ledger it is behind, its `gaps` "
     "(from and until when in ms, how many records), the stories that wait, and what was written since it began",
     "feature_level": "feature level of the ledger's records",
-    "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether the `plain_ranker` is used"
-    " or `safe_mode` holds, the `tenants` and `workers` that wait for it, and the `last` failure with its time",
+    "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether `pack` ranks as the"
+    " `plain_ranker`, which verbs of which tenants are `refused` for now, the `workers` that are kept out, and"
+    " the `last` failure with its time",
     "request_queue": "the fullest stream of the durable queue: `messages`, `bytes`, `bytes_max` (0: no bound), and its"
     " `tenant` if it is one tenant's own",
+    "appends": "appends to the ledger in this term: `records`, and the `seconds` that they took together",
     "schedulers": "the schedulers, each with `release`, `level`, `ledger`, `leads`, and settings that are no default",
 }
 WORKER: Final[dict[str, str]] = {

@@ -40,6 +40,10 @@ def _quantile(of: str, q: float, by: str) -> str:
     return f"histogram_quantile({q}, sum by (le, {by}) (rate(moorage_{of}_bucket[1h])))"
 
 
+def _rate(of: str) -> str:
+    return f"rate(moorage_{of}[5m])"
+
+
 def _most(query: str) -> str:
     return f"topk({TENANTS_SHOWN}, {query})"
 
@@ -57,9 +61,9 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             stacked=True,
         ),
         Panel(
-            "GPUs at work in the last whole hour, by model",
+            "Leased GPUs at work now, and idle",
             "short",
-            {"sum by (model) (moorage_tenant_used_gpu_seconds) / 3600": "{{model}}"},
+            {"moorage_model_at_work_gpus": "{{model}}, at work", "moorage_model_idle_gpus": "{{model}}, idle"},
         ),
         Panel("Largest job that fits now, in GPUs", "short", {"moorage_model_largest_fit_gpus": "{{model}}"}),
     ),
@@ -110,7 +114,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "short",
             {"moorage_up": "a leader answers", "changes(moorage_epoch[1h])": "takeovers in an hour"},
         ),
-        Panel("Ledger records a second", "short", {"deriv(moorage_ledger_record[5m])": "records"}),
+        Panel(
+            "An append to the ledger, in the mean",
+            "s",
+            {f"{_rate('ledger_append_seconds_sum')} / {_rate('ledger_append_seconds_count')}": "until it is stored"},
+        ),
         Panel(
             "Copies of the ledger and workers that lack",
             "short",
@@ -139,11 +147,13 @@ def metrics() -> dict[str, str]:
         "ledger": 1,
         "queued": 0,
         "live_jobs": 0,
+        "appends": {"records": 0, "seconds": 0.0},
         "ledger_copies": {"wanted": 1, "lacking": []},
         "request_queue": {"messages": 0, "bytes": 0, "bytes_max": 1},
         "contained": {"counts": {}, "plain_ranker": False, "safe_mode": False},
         "workers": [],
         "fits_now": [],
+        "used_now": [],
     }
     tenant = TenantRow("vision", 0, 0, limit=Limit(gpus=1))
     waits = {"buckets_s": [1.0], "rows": [{"gpus": "1", "tenant": "vision", "jobs": [0, 0], "sum_s": 0.0}]}
@@ -153,7 +163,7 @@ def metrics() -> dict[str, str]:
 
 def named(query: str) -> list[str]:
     """Return the metrics that a query names, without what histograms add to a name."""
-    return [re.sub(r"_bucket$", "", name) for name in re.findall(r"\bmoorage_\w+", query)]
+    return [re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bmoorage_\w+", query)]
 
 
 def board() -> str:

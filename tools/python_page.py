@@ -50,7 +50,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.output",
         "moorage.schemas.frames.told",
     ),
-    "Answers": ("moorage.client.answers", "moorage.schemas.plan"),
+    "Answers": ("moorage.client.answers", "moorage.schemas.plan", "moorage.schemas.frames.use"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),
     ERRORS: ("moorage.client.errors",),

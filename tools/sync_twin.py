@@ -45,7 +45,7 @@ from moorage.client.output import Piece
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
-from moorage.schemas.frames import Accepted, Event, FleetFrame
+from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Done, TenantRow

@@ -16,14 +16,14 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from moorage.ranking.gains import gains, gains_by_device
+from moorage.ranking.mix import Mix, most_frequent
+from moorage.ranking.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
+from moorage.ranking.waste import HUGE, Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU, Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.rank.gains import gains, gains_by_device
-from moorage.scheduler.core.rank.mix import Mix, most_frequent
-from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
-from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
-from moorage.scheduler.core.rank.waste import HUGE, Waste
+from moorage.scheduler.core.rank.ranker import Choice, Pack
 
 BEST_SCORE: Final = 100
 #: a fraction of the largest host, in whole numbers
@@ -72,14 +72,14 @@ class Classic(Pack):
         host = table.hosts[row]
         assert host is not None
         if shape.mode == NO_GPU:
-            return Choice(host, 0, host.bucket)
-        fit = host.cls.fit(shape)
+            return Choice(host, 0)
         if shape.mode == EXCLUSIVE:
-            mask = whole_slots(host, host.open & fit.mask, fit, shape.count)
-            return Choice(host, mask, host.open.bit_count() - shape.count)
+            slots = host.pick(shape)
+            assert slots is not None, "its row says that it has room"
+            return Choice(host, slots)
         slot = self.slot_of(table, ask, row) if shape.count == 1 else -1
         if slot >= 0 and _takes(host, slot, shape):
-            return Choice(host, 1 << slot, host.open.bit_count())
+            return Choice(host, 1 << slot)
         return super().choose(fleet, shape, avoid, excluded)
 
     def _ask(self, table: HostTable, shape: Shape) -> Ask:

@@ -5,9 +5,9 @@ Run by `python -m bench.placement.decisions`.
     python -m bench.placement.decisions [--decisions 4000] [--only 1213 10000 tenants] [--ranker fragments]
 
 Each fleet is filled to 90 %, or until it takes hardly more, then lives on: as many members end as start, at random.
-A decision is what the planner asks for (`choose`); taking and giving are told apart. `tenants` is the 1,213 hosts
-with 1,000 shapes, each tenant with CPU and memory of its own. What it takes to ask the clock (a call of the kernel,
-1 to 3 µs) is measured before and taken off. The memory is what the ranker's tables, scores and mix hold after it.
+A decision is what the planner asks for (`prepare` and `choose`); taking and giving are told apart. `tenants` is the
+1,213 hosts with 1,000 shapes, each tenant with CPU and memory of its own. What it takes to ask the clock (a call of the
+kernel, 1 to 3 µs) is measured before and taken off. The memory is what the ranker's tables, scores and mix hold after.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions
             cost.give.append((clock() - began) / 1000)
             used -= share
         began = clock()
+        ranker.prepare(fleet)
         choice = ranker.choose(fleet, shape, NO_PEERS, NOBODY)
         chosen = clock()
         if choice is None:
@@ -164,6 +165,7 @@ def _gangs(fleet: Fleet, ranker: Ranker, shape: Shape) -> list[float]:
 
 def _arrive(fleet: Fleet, ranker: Ranker, members: list[tuple[Host, Shape, int, int]], shape: Shape, milli: int) -> int:
     ranker.arrived(shape, 1)
+    ranker.prepare(fleet)
     choice = ranker.choose(fleet, shape, NO_PEERS, NOBODY)
     if choice is None:
         return 0

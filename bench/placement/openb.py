@@ -19,12 +19,12 @@ from typing import Final
 
 from bench.placement.classic import CLASSIC, Random
 from bench.placement.draws import drawn
+from moorage.ranking.mix import UNIT
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.state import Worker
-from moorage.scheduler.core.rank.mix import UNIT
 from moorage.scheduler.core.rank.ranker import Ranker
-from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
 from moorage.testing.simulate.openb import TraceHost, TraceTask
@@ -133,7 +133,7 @@ def ranker_of(policy: str, seed: int) -> Ranker:
     """Return a ranker by its name in `CLASSIC` or in the settings; the random one gets the run's seed."""
     if policy == Random.name:
         return Random(seed)
-    return (CLASSIC[policy] if policy in CLASSIC else maker_of(policy))()
+    return (CLASSIC[policy] if policy in CLASSIC else ranker_class(policy))()
 
 
 def run(
@@ -163,6 +163,7 @@ def run(
         if not told:
             ranker.arrived(shape, 1)
         asked += task.gpu_demand_milli
+        ranker.prepare(fleet)
         choice = ranker.choose(fleet, shape, NO_PEERS, NOBODY)
         decisions += 1
         if choice is not None:

@@ -45,6 +45,7 @@ RESULTS: Final = ROOT / "bench/RESULTS-placement.md"
 POLICIES: Final = tuple(reversed(CLASSIC))
 #: what an outcome depends on besides its job and the traces
 CODE: Final = (
+    "ranking/moorage/ranking",
     "scheduler/moorage/scheduler/core/rank",
     "scheduler/moorage/scheduler/core/fleet/fleet.py",
     "scheduler/moorage/scheduler/core/fleet/shape.py",

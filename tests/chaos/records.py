@@ -9,23 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.worker.agent.journal import MAGIC
-from moorage.worker.supervisor.journal import Over, Record, Starting
+from moorage.system.framing import HEADER_BYTES, body_at
+from moorage.worker.agent.journal import MAGIC, RECORD_BYTES_MAX
+from moorage.worker.supervisor.journal import MARK, Over, Record, Starting
 
 #: tenant, job, replica, attempt, fence
 MemberKey = tuple[str, str, int, int, int]
 ReplicaKey = tuple[str, str, int]
 
-_AGENT_HEADER: Final = struct.Struct(">II")  # length, CRC-32
-_SUPERVISOR_HEADER_BYTES: Final = 4
 _LAST: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
 _LINE: Final = re.compile(
     r"(?P<word>start|beat|end) (?P<tenant>\S+) (?P<job>\S+) (?P<replica>\d+) (?P<attempt>\d+) (?P<fence>\d+)"
@@ -118,16 +115,9 @@ class AgentJournal:
     def read(self) -> Iterator[Hold]:
         for chunk in self._followed.read():
             at = len(MAGIC) if chunk.startswith(MAGIC) else 0
-            while at + _AGENT_HEADER.size <= len(chunk):
-                length, crc = _AGENT_HEADER.unpack_from(chunk, at)
-                end = at + _AGENT_HEADER.size + length
-                body = chunk[at + _AGENT_HEADER.size : end]
-                if len(body) < length:
-                    break
-                if zlib.crc32(body) != crc:
-                    raise ValueError(f"{self._followed.path}: no record at {at} of {len(chunk)} bytes")
+            while (body := body_at(chunk, at, RECORD_BYTES_MAX)) is not None:
                 yield from self._holds(msgspec.msgpack.decode(body))
-                at = end
+                at += HEADER_BYTES + len(body)
             self._followed.keep(chunk[at:])
 
     def _holds(self, record: list[Any]) -> Iterator[Hold]:
@@ -157,12 +147,12 @@ class SupervisorJournal:
     def read(self) -> None:
         for chunk in self._followed.read():
             at = 0
-            while at + _SUPERVISOR_HEADER_BYTES <= len(chunk):
-                end = at + _SUPERVISOR_HEADER_BYTES + int.from_bytes(chunk[at : at + _SUPERVISOR_HEADER_BYTES], "big")
-                if end > len(chunk):
+            while (mark := chunk.find(MARK, at)) >= 0:
+                body = body_at(chunk, mark + len(MARK), RECORD_BYTES_MAX)
+                if body is None:
                     break
-                self._take(self._decode(chunk[at + _SUPERVISOR_HEADER_BYTES : end]))
-                at = end
+                self._take(self._decode(body))
+                at = mark + len(MARK) + HEADER_BYTES + len(body)
             self._followed.keep(chunk[at:])
 
     def _take(self, record: Record) -> None:

@@ -84,11 +84,18 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
     assert checks_nats._disk(tmp_path / "nats.conf").verdict == "ok"
 
 
-def test_what_the_leader_switched_off_is_told_though_it_counts_no_failure() -> None:
-    figures = {"counts": {}, "safe_mode": True, "plain_ranker": False, "tenants": [], "workers": []}
-    check = checks_fleet.contained_failures(figures)
-    because = "because the leaders before it died"
-    assert check.found == f"the leader writes one event in each ledger record, {because}"
+def test_what_the_leader_set_aside_is_told() -> None:
+    figures = {"counts": {}, "plain_ranker": False, "refused": [], "workers": []}
+    assert checks_fleet.contained_failures(figures).verdict == "ok"
+    for change, words in (
+        ({"counts": {"request": 2}}, "inputs on which the leader failed: 2 request; the leader goes on"),
+        ({"plain_ranker": True}, "until the next term the leader ranks hosts by pack, not by the ranker"),
+        ({"refused": ["submit of t"]}, "for now the leader refuses requests as those that made it fail (submit of t)"),
+        ({"workers": ["w1"]}, "refuses messages of workers whose messages made it fail (w1)"),
+    ):
+        check = checks_fleet.contained_failures({**figures, **change})
+        assert check.verdict == "warn"
+        assert words in check.found
 
 
 @pytest.mark.parametrize(
@@ -167,6 +174,14 @@ def test_the_doctor_finds_schedulers_with_other_settings() -> None:
         "warn",
         "scheduler s1 leads; these standbys have other settings: s2 (jobs_max, ranker)",
     )
+
+
+def test_the_doctor_says_where_pack_ranks() -> None:
+    standby = {"scheduler": "s2", "settings": {"ranker": "pack"}}
+    assert checks_fleet._ranking([{"scheduler": "s1", "leads": True, "settings": {}}, standby]) is None
+    found = checks_fleet._ranking([{**standby, "leads": True}])
+    assert found is not None
+    assert (found.verdict, found.found[:33]) == ("ok", "scheduler s2 ranks hosts by pack:")
 
 
 @pytest.mark.slow

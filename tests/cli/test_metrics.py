@@ -185,7 +185,8 @@ async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
 
 
 def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:
-    fleet = {"epoch": 1, "ledger": 1, "queued": 0, "live_jobs": 0, "workers": [], "fits_now": []}
+    fleet = {"epoch": 1, "ledger": 1, "queued": 0, "live_jobs": 0, "workers": [], "fits_now": [], "used_now": []}
+    fleet["appends"] = {"records": 1, "seconds": 0.001}
     usage = [{"tenant": "t", "model": "H100", "gpu_s": 7200.0, "used_gpu_s": 3600.5}]
     found = {family.name: family.samples for family in metrics.families(fleet, [], {}, usage)}
     for name, value in (("granted", 7200.0), ("used", 3600.5)):

@@ -6,10 +6,6 @@ import csv
 
 import pytest
 
-from moorage.cli.framework import options as options_of_the_command
-from moorage.cli.framework.options import Options
-from moorage.client.errors import NotPermitted
-from moorage.schemas.errors import Problem
 from tests.cli.node import Node
 
 
@@ -33,11 +29,3 @@ async def test_what_a_job_had_is_told_as_table_csv_and_json(node: Node, unique: 
     assert shown["usage"]["gpu_s"] == float(row["gpu_s"])
     wrong = await node.run("usage", "--by", "user", tenant=unique)
     assert "error[invalid-argument]" in wrong.err
-
-
-def test_an_operators_key_of_before_the_right_is_told_what_to_do() -> None:
-    words = "this NATS user may not publish to moorage.api.acme.usage"
-    told = options_of_the_command._refused(Options(tenant="acme"), NotPermitted(Problem("permission-refused", words)))
-    assert isinstance(told, NotPermitted)
-    assert told.fixes[0] == "moorage usage --all: works with that key, too"
-    assert "moorage admin nats-config" in told.fixes[1]

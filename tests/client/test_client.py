@@ -22,7 +22,7 @@ from moorage.client import (
 from moorage.schemas.job import TERMINAL
 from moorage.testing import Ran, SimFleet, SimulatedClock
 from tests.cli.node import Node
-from tests.waiting import until_state
+from tests.waiting import until, until_state
 
 
 @pytest.mark.slow
@@ -168,6 +168,27 @@ async def test_an_operator_closes_and_opens_a_worker(node: Node, unique: str) ->
         assert await _state_of(moorage, "sim-0001") == "up"
         with pytest.raises(NotFound):
             await moorage.fleet.drain("nobody")
+
+
+@pytest.mark.slow
+async def test_a_running_job_says_what_it_uses_of_its_gpus(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as moorage:
+        job = await moorage.submit(["sleep", "600"], gpu="2xH100")
+
+        async def is_read() -> bool:
+            return (await job.show()).use is not None
+
+        await until(is_read, 60, "a renewal brings what the job uses")
+        (row,) = (await moorage.ls()).jobs
+        assert row.use is not None
+        assert (row.use.devices, row.use.percent_max) == (2, 0)
+        page = await job.use(last="1m", points=6)
+        assert (page.worker, page.simulated, page.span_s) == (row.worker, True, 10.0)
+        assert [len(line.percent) for line in page.devices] == [6, 6]
+        await job.cancel()
+        assert [result.state for result in await moorage.wait([job])] == ["CANCELLED"]
+        with pytest.raises(Rejected, match="does not run now"):
+            await job.use()
 
 
 def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None:

@@ -1,4 +1,4 @@
-"""What tests/deploy/build brings: a base image with a Python, Docker's compose plugin, Prometheus."""
+"""What tests/deploy/build brings: Debian with a Python and systemd, Docker's compose plugin, Prometheus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-PARTS: Final = ("python.tar", "docker-compose", "prometheus")
+PARTS: Final = ("debian.tar", "docker-compose", "prometheus")
 
 
 def parts() -> Path:

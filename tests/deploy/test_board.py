@@ -123,6 +123,7 @@ async def test_every_query_runs_on_a_prometheus_that_scrapes_a_fleet(tmp_path: P
     async with node_on(tmp_path / "node", simulate="2x4xH100") as node:
         assert (await node.run("admin", "limit", "--gpus", "3", tenant="vision")).code == 0
         assert (await node.run("run", "--gpu", "2xH100", "--", "true", tenant="vision")).code == 0
+        assert (await node.run("submit", "--gpu", "1xH100", "--", "sleep", "600", tenant="vision")).code == 0
         serving = await start("metrics", "--listen", "0", env=node.env())
         said = Lines(serving.stderr)
         await said.until("until Ctrl-C")
@@ -130,7 +131,7 @@ async def test_every_query_runs_on_a_prometheus_that_scrapes_a_fleet(tmp_path: P
         async with prometheus_on(tmp_path / "prometheus", target) as prometheus:
 
             async def scraped_twice() -> bool:
-                seen = await prometheus.series("count_over_time(moorage_up[1h])")
+                seen = await prometheus.series("count_over_time(moorage_model_idle_gpus[1h])")
                 return bool(seen) and float(seen[0]["value"][1]) >= 2
 
             await until(scraped_twice, SCRAPED_S, "two scrapes")
@@ -138,7 +139,9 @@ async def test_every_query_runs_on_a_prometheus_that_scrapes_a_fleet(tmp_path: P
             empty = [query for query, series in answers.items() if not series and not NOTHING_YET.search(query)]
             assert empty == []
             [free] = answers["moorage_model_free_gpus"]
-            assert free["value"][1] == "8"
+            assert free["value"][1] == "7"
+            [idle] = answers["moorage_model_idle_gpus"]
+            assert idle["value"][1] == "1", "a simulated GPU does nothing"
             rules = (await prometheus.ask("rules"))["groups"][0]["rules"]
             assert len(rules) == (DEPLOY / "prometheus" / "alerts.yml").read_text().count("- alert:")
             await until_healthy(prometheus)

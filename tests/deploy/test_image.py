@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 import urllib.parse
 import urllib.request
@@ -26,6 +25,7 @@ import pytest
 from moorage.schemas.release import RELEASE
 from tests.containers import why_no_docker
 from tests.deploy.parts import parts, why_no_parts
+from tests.deploy.wheels import bring_wheels
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
@@ -47,19 +47,6 @@ def run(*command: str | Path, **env: str) -> str:
     return done.stdout
 
 
-def _bring_wheels(context: Path) -> None:
-    """Put beside the wheel those of all that it needs on Debian 13's Python: the build has no network."""
-    into = ("--quiet", "-c", str(context / "constraints.txt"))
-    platforms = [*(f"manylinux_2_{minor}" for minor in range(5, 41)), "manylinux1", "manylinux2010", "manylinux2014"]
-    target = ("--python-version=3.13", "--only-binary=:all:", *(f"--platform={each}_x86_64" for each in platforms))
-    pip, dist = (sys.executable, "-m", "pip"), context / "dist"
-    run(*pip, "wheel", *into, "--no-deps", "--wheel-dir", dist, "nkeys")  # the index has only its sources
-    [wheel] = dist.glob("moorage-*-manylinux*.whl")
-    wanted = f"{wheel}[server,metrics,kubernetes]"
-    beside = f"{dist} {os.environ.get('PIP_FIND_LINKS', '')}"
-    run(*pip, "download", *into, *target, "--dest", dist, wanted, PIP_FIND_LINKS=beside)
-
-
 @pytest.fixture(scope="module")
 def image(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Built as the Dockerfile says, with the wheels of all that it needs beside its own: no network."""
@@ -68,9 +55,9 @@ def image(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     context, tag = tmp_path_factory.mktemp("context"), f"moorage:test-{secrets.token_hex(4)}"
     shutil.copy(ROOT / "constraints.txt", context)
     shutil.copytree(published, context / "dist")
-    _bring_wheels(context)
+    bring_wheels(context / "dist")
     base = f"{tag}-base"
-    run("docker", "import", parts() / "python.tar", base)
+    run("docker", "import", parts() / "debian.tar", base)
     try:
         run(
             *("docker", "build", "--quiet", "--file", str(DEPLOY / "Dockerfile"), "--tag", tag, "--network=none"),
@@ -150,7 +137,7 @@ def prometheus_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
         return
     folder = tmp_path_factory.mktemp("prometheus")
-    run("docker", "import", parts() / "python.tar", "moorage-test-base:prometheus")
+    run("docker", "import", parts() / "debian.tar", "moorage-test-base:prometheus")
     shutil.copy(parts() / "prometheus", folder)
     (folder / "Dockerfile").write_text(
         "FROM moorage-test-base:prometheus\nCOPY prometheus /bin/prometheus\n"

@@ -13,7 +13,7 @@ from tests.docs.markdown import DOCS
 ROOT: Final = DOCS.parent
 SCHEDULER: Final = ROOT / "scheduler" / "moorage" / "scheduler"
 PAGE: Final = (DOCS / "architecture.md").read_text()
-ROOMS: Final = ("schemas/", "system/", "bus/", "worker/", "client/", "testing/", "scheduler/", "tests/")
+ROOMS: Final = ("schemas/", "system/", "bus/", "ranking/", "worker/", "client/", "testing/", "scheduler/", "tests/")
 RECIPES: Final = {
     title: (int(count), re.findall(r"^- `([^`]+)`", body, re.MULTILINE))
     for title, count, body in re.findall(
@@ -69,7 +69,7 @@ def test_recipes_count_their_files() -> None:
         ("A driver", files_with(r"\bclass Noop|:NoopDriver\"", "schemas", "worker")),
         ("A setting of the scheduler", files_with(r"\n    reserve_after: |config\.reserve_after", "scheduler")),
         ("A field of the load frame", files_with(r"\btemperature_c\b", "schemas", "worker", "scheduler", "client")),
-        ("A ranker", files_with(r"\b[Hh]eadroom\(|= \"headroom\"|\"headroom\":", "scheduler")),
+        ("A ranker", files_with(r"\b[Hh]eadroom\(|= \"headroom\"|\"headroom\":", "scheduler", "ranking")),
     ],
 )
 def test_a_recipe_names_what_its_precedent_touches(title: str, found: set[str]) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import pkgutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from moorage.schemas.release import release_problem
 from moorage.schemas.settings import read_file
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import duration_s, size_bytes
+from moorage.system.framing import FrameRefused, framed
 from moorage.worker.agent import journal
 from moorage.worker.supervisor import journal as supervisor_journal
 from moorage.worker.supervisor import protocol as supervisor
@@ -184,7 +184,7 @@ def _written(path: Path, data: bytes) -> Path:
 
 def _agent_journal(path: Path, data: bytes) -> object:
     """A whole record with these bytes as its body, and the bytes themselves behind it, as a crash might leave them."""
-    body = journal._HEADER.pack(len(data), zlib.crc32(data)) + data
+    body = framed(data, 1 << 30)
     _written(path, journal.MAGIC + body + data)
     opened = journal.Journal(path)
     opened.close()
@@ -192,7 +192,9 @@ def _agent_journal(path: Path, data: bytes) -> object:
 
 
 def _supervisor_journal(path: Path, data: bytes) -> object:
-    return supervisor_journal.read_journal(_written(path, len(data).to_bytes(4, "big") + data + data))
+    return supervisor_journal.read_journal(
+        _written(path, supervisor_journal.MAGIC + supervisor_journal.MARK + framed(data, 1 << 30) + data)
+    )
 
 
 # ------------------------------------------------------------------------------------------------- streams and answers
@@ -202,8 +204,8 @@ def _streams() -> list[Target]:
     return [
         Target("the supervisor's socket", _asked_of_the_supervisor, (), supervisor.Request, (), msgpack_only=True),
         Target("the agent's end of it", _told_to_the_agent, (SupervisorGone,), list[supervisor.Message], (), True),
-        Target("a lease's request", _framed(leases.read_request), (leases.FrameRefused,), leases.Request, (), True),
-        Target("a lease's answer", _framed(leases.read_answer), (leases.FrameRefused,), leases.Answer, (), True),
+        Target("a lease's request", _framed(leases.read_request), (FrameRefused,), leases.Request, (), True),
+        Target("a lease's answer", _framed(leases.read_answer), (FrameRefused,), leases.Answer, (), True),
         Target("answers in one frame", _mux, (), list[tuple[int, bytes]], (), msgpack_only=True),
         Target("an acknowledgement", jetstream_answers.read_ack, (), jetstream_answers.AckAnswer),
         *(
@@ -222,14 +224,14 @@ def _asked_of_the_supervisor(payload: bytes) -> object:
     """The connection must end with a refusal: an exception in a protocol's callback would be the supervisor's."""
     connection = Connection(mock.Mock())
     connection._welcome = True
-    connection.data_received(len(payload).to_bytes(4, "big") + payload)
+    connection.data_received(framed(payload, 1 << 30))
     return connection
 
 
 def _told_to_the_agent(payload: bytes) -> object:
     async def told() -> object:
         client = Supervised()
-        client.data_received(len(payload).to_bytes(4, "big") + payload)
+        client.data_received(framed(payload, 1 << 30))
         for future in (client._identity, client._gone):
             if future.done():
                 future.exception()
@@ -241,7 +243,7 @@ def _told_to_the_agent(payload: bytes) -> object:
 def _framed(read: Callable[[asyncio.StreamReader], Any]) -> Callable[[bytes], object]:
     def reads(payload: bytes) -> object:
         reader = asyncio.StreamReader(loop=_loop)
-        reader.feed_data(len(payload).to_bytes(4, "big") + payload)
+        reader.feed_data(framed(payload, 1 << 30))
         reader.feed_eof()
         return _loop.run_until_complete(read(reader))
 

@@ -28,6 +28,7 @@ LIBRARY: Final = "libcuda.so.1"
 NO_DEVICE: Final = 100
 #: bytes of the pieces in which the driver gives out memory, at least
 GRANULE: Final = 2 * 1024**2
+SETTLED_S: Final = 2.5
 PATTERN: Final = 0x6D6F6F72
 EMPTY_KERNEL: Final = b".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n"
 
@@ -135,6 +136,16 @@ def opened(nodes: list[str]) -> dict[str, int]:
     return found
 
 
+def settled(cuda: Cuda) -> int:
+    """Free bytes once they stay the same: each second the worker tells what the driver took by itself."""
+    free, since_s = cuda.memory()[0], time.monotonic()
+    while time.monotonic() < since_s + SETTLED_S:
+        time.sleep(0.1)
+        if (now := cuda.memory()[0]) != free:
+            free, since_s = now, time.monotonic()
+    return free
+
+
 def at_the_limit() -> dict[str, Any]:
     """What a process is told of memory before and after its first allocation, and whether its limit is exact."""
     cuda = Cuda()
@@ -143,7 +154,7 @@ def at_the_limit() -> dict[str, Any]:
     _, first = cuda.allocate(1)
     after, _ = cuda.memory()
     cuda.free(first)
-    free, _ = cuda.memory()
+    free = settled(cuda)
     beyond, _ = cuda.allocate(free + 1)
     whole = free // GRANULE * GRANULE  # the driver gives out memory in pieces
     fits, at = cuda.allocate(whole)
@@ -161,7 +172,7 @@ def cost(count: int) -> dict[str, float]:
     cuda = Cuda()
     cuda.use(0)
     function = ctypes.c_void_p()
-    if cuda.has("cuModuleLoadData"):
+    if cuda.has("cuModuleGetFunction"):
         module = ctypes.c_void_p()
         cuda.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(EMPTY_KERNEL))
         cuda.call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(b"empty"))

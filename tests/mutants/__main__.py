@@ -30,7 +30,7 @@ from tests.mutants.files import ROOT, Mutant, file_of, mutated, read_mutants
 from tests.turns import ALL
 
 RULES: Final = ROOT / "docs" / "reliability-rules.md"
-ROOMS: Final = ("schemas", "system", "bus", "scheduler", "worker", "client", "testing")
+ROOMS: Final = ("schemas", "system", "bus", "scheduler", "ranking", "worker", "client", "testing")
 COPIED: Final = (*ROOMS, "tests", "docs", "bench", "tools", "deploy", "pyproject.toml", "README.md")
 TIMEOUT_S: Final = 300
 SEEDS_TIMEOUT_S: Final = 900

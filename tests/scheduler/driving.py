@@ -17,7 +17,7 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.beside import is_at_rest
@@ -34,7 +34,7 @@ from moorage.scheduler.core.queue.queue import entry
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
-from moorage.schemas.codec import Decoder, decode_request, is_json
+from moorage.schemas.codec import Decoder, is_json
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
@@ -359,25 +359,12 @@ class Driving:
     ) -> str:
         fields.setdefault("run", {"driver": "noop"})
         data = body if body is not None else json.dumps({"job": job, **fields}).encode()
-        request = decode_request(data)
         self._replies += 1
         name = reply if reply is not None else f"r{self._replies}"
         if sequence or batch is not None:
             name = ""
-        self.engine.offer(
-            Submit(
-                tenant,
-                request.job or job,
-                data,
-                request,
-                self.engine.shapes.of(request),
-                reply=name,
-                sequence=sequence,
-                batch=batch,
-                position=position,
-                trace=trace,
-            )
-        )
+        engine = self.engine
+        engine.offer(engine.submitted(tenant, data, lambda: job, name, True, sequence, trace, batch, position))
         return name
 
     def submit(self, job: str, **fields: Any) -> dict[str, Any]:

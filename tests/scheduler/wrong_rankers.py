@@ -14,7 +14,7 @@ class _First(Pack):
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         host = fleet.hosts[min(fleet.hosts)]
-        return Choice(host, self.slots(shape), host.open.bit_count() - shape.count)
+        return Choice(host, self.slots(shape))
 
     def slots(self, shape: Shape) -> int:
         return (1 << shape.count) - 1

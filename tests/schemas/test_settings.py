@@ -272,7 +272,7 @@ def test_settings_that_do_not_go_together_name_their_sources(tmp_path: Path) -> 
     with pytest.raises(Refused, match=r"lease_s must be above 10") as refused:
         scheduler_settings({}, env={}, file=file)
     assert str(file.path) in refused.value.problem.message
-    with pytest.raises(Refused, match="ranker must be pack, fragments"):
+    with pytest.raises(Refused, match="ranker must be fragments, pack, headroom"):
         scheduler_settings({"ranker": "best"}, env={})
     with pytest.raises(Refused, match="id must match"):
         worker_settings({"id": "a.b"}, tmp_path, env={})

@@ -21,6 +21,7 @@ ROOMS = {
     "system": "system/moorage/system",
     "bus": "bus/moorage/bus",
     "scheduler": "scheduler/moorage/scheduler",
+    "ranking": "ranking/moorage/ranking",
     "worker": "worker/moorage/worker",
     "client": "client/moorage/client",
     "testing": "testing/moorage/testing",

@@ -55,7 +55,7 @@ def made(seed: int) -> Plan:
             spec["labels"] = {"zone": draw.pick("a", "b")}
         draw.add("join", name=f"w{number}", spec=spec)
     settings: dict[str, Any] = {
-        "order": "fair", "reserve_after": draw.pick(1, 2, 10), "ranker": draw.pick("fragments", "fragments", "pack"),
+        "reserve_after": draw.pick(1, 2, 10), "ranker": draw.pick("fragments", "fragments", "pack"),
         "fair_share_half_life": draw.pick(10, 600),
     }  # fmt: skip
     if chance.random() < 0.4:

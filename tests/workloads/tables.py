@@ -16,14 +16,15 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.shape import SHAPES_MAX
 from moorage.scheduler.core.ledger.state import State
 
-CORE: Final = "moorage.scheduler.core."
+#: whose objects are looked into
+OURS: Final = ("moorage.scheduler.core.", "moorage.ranking.")
 #: constants that bound a soft table, by module and name, with what they are in a world of small bounds
 BOUNDS: Final = {
-    ("rank.mix", "COUNTED_MAX"): 32,
-    ("rank.table", "RANKS_MAX"): 32,
-    ("rank.prices", "RANKS_MAX"): 32,
-    ("rank.fragments", "KEPT_MAX"): 48,
-    ("rank.prices", "CELLS_MAX"): 64,
+    ("ranking.mix", "COUNTED_MAX"): 32,
+    ("ranking.table", "RANKS_MAX"): 32,
+    ("ranking.prices", "RANKS_MAX"): 32,
+    ("ranking.fragments", "KEPT_MAX"): 48,
+    ("ranking.prices", "CELLS_MAX"): 64,
     ("fleet.rates", "RATES_MAX"): 32,
     ("fleet.host", "FITS_MAX"): 32,
     ("fleet.host", "RANKS_MAX"): 32,
@@ -33,7 +34,6 @@ BOUNDS: Final = {
     ("lifecycle.admission", "MATCHED_MAX"): 32,
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
     ("lifecycle.timers", "TIMERS_SPARE"): 16,
-    ("outputs.event_encoder", "TEXTS_MAX"): 32,
     ("schedule.reserve", "FIRST_MAX"): 16,
     ("schedule.runtime", "GROUPS_MAX"): 32,
     ("queue.waited", "TENANTS_MAX"): 2,
@@ -56,7 +56,7 @@ def small_bounds() -> Iterator[None]:
     """The bounds of soft tables are small meanwhile, also where they are the default of an argument."""
     with contextlib.ExitStack() as stack:
         for (name, constant), small in BOUNDS.items():
-            module = importlib.import_module(CORE + name)
+            module = importlib.import_module(f"moorage.{name}" if name.startswith("ranking.") else OURS[0] + name)
             large = getattr(module, constant)
             stack.callback(setattr, module, constant, large)
             setattr(module, constant, small)
@@ -78,7 +78,7 @@ class Tables:
         self.look()
 
     def look(self) -> None:
-        """Find them, in all objects of the core that the engine leads to."""
+        """Find them, in all objects of the core and of its ranker that the engine leads to."""
         self.known = []
         seen: set[int] = {id(self.engine.state)}
         todo: list[Any] = [self.engine]
@@ -105,7 +105,7 @@ class Tables:
 
 def _is_ours(value: Any, seen: set[int]) -> bool:
     kind = type(value)
-    if not kind.__module__.startswith(CORE) or kind.__name__ in NOT_SOFT or id(value) in seen:
+    if not kind.__module__.startswith(OURS) or kind.__name__ in NOT_SOFT or id(value) in seen:
         return False
     seen.add(id(value))
     return True

@@ -114,7 +114,7 @@ def test_the_reference_knows_no_earlier_than_the_scheduler_that_a_device_is_well
     """A worker says so with its next renewal: until then a job may end another one, though the device would do."""
     asked = {"gpu": {}, "run": {"driver": "noop"}}
     plan = made(0)._replace(
-        settings={"preempt_priority": 60, "preempt_after": 0.5, "order": "fair", "reserve_after": 1},
+        settings={"preempt_priority": 60, "preempt_after": 0.5, "reserve_after": 1},
         steps=[
             Step("join", {"name": "w0", "spec": {"models": ["Tesla T4"]}}),
             Step("join", {"name": "w1", "spec": {"models": ["Tesla T4"]}}),

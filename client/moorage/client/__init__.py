@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         JobList,
         JobRow,
         ReplicaInfo,
+        Used,
         WorkerInfo,
     )
     from moorage.client.client import AsyncClient
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from moorage.client.output import Piece
     from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step, Submitted
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
-    from moorage.schemas.frames import Accepted, Change, Event
+    from moorage.schemas.frames import Accepted, Change, Event, UseLine, UsePage
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
     from moorage.schemas.plan import Plan
@@ -112,6 +113,9 @@ __all__ = [
     "SyncWatch",
     "TimedOut",
     "Unreachable",
+    "UseLine",
+    "UsePage",
+    "Used",
     "Watch",
     "WorkerInfo",
 ]
@@ -128,6 +132,7 @@ _HOME: Final = {
         "JobList",
         "JobRow",
         "ReplicaInfo",
+        "Used",
         "WorkerInfo",
     ),
     "moorage.client.client": ("AsyncClient",),
@@ -167,7 +172,7 @@ _HOME: Final = {
     ),
     "moorage.client.sync": ("Client", "SyncJob", "SyncLease", "SyncWatch"),
     "moorage.client.gpus": ("Gpu",),
-    "moorage.schemas.frames": ("Accepted", "Change", "Event"),
+    "moorage.schemas.frames": ("Accepted", "Change", "Event", "UseLine", "UsePage"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
     "moorage.schemas.plan": ("Plan",),

@@ -15,12 +15,24 @@ from moorage.schemas.job import Request
 from moorage.schemas.operate import Hold
 
 
+class Used(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running job uses of its `devices` now: the mean, the least and the most used one, in percent of the time,
+    and the memory of all, in MiB. `Job.use` has the minutes before."""
+
+    devices: int
+    percent: int
+    percent_min: int
+    percent_max: int
+    memory_mib: int
+
+
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """One job of `ls`.
 
     `gpu` is the token of what it asks for, `attempt` the newest of its replicas' attempts (0 before the first),
     `worker` the first worker that has it now or had it last, `workers` how many have it now. `code` is its exit code,
-    None while it runs. Of a job that ended long ago only `job`, `tenant` and `state` are sure.
+    None while it runs; `use` is None unless it runs and its workers read its devices. Of a job that ended long ago only
+    `job`, `tenant` and `state` are sure.
     """
 
     job: str
@@ -37,6 +49,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None
     why: str = ""
     hold: Hold | None = None
+    use: Used | None = None
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
 
@@ -56,14 +56,6 @@ def _job_class() -> type[Job]:
     from moorage.client.job import Job
 
     return Job
-
-
-@functools.cache
-def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
-    """Return `follow.watch.run`. Cached for the same reason."""
-    from moorage.client.follow.watch import run
-
-    return run
 
 
 def _says_events(what: What) -> bool:
@@ -158,11 +150,13 @@ class AsyncClient:
             fields["files"] = await self.send_files(fields["files"])
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
-        id, request, body = self._requests.prepared(what, gpu, job, fields)
-        story = None if self._wire._following is None else self._wire._following.expect(id)
-        accepted = await self._wire._request(self._wire._submit_subject, body, decode_accepted)
+        return await self._submitted(*self._requests.prepared(what, gpu, job, fields))
+
+    async def _submitted(self, id: str, request: Request, body: bytes) -> Job:
+        story = self._wire._expect(id)
+        accepted = await self._wire._ask("submit", body, decode_accepted)
         self._log_warnings(accepted)
-        return _job_class()(self._wire, accepted.job, accepted, request, story)
+        return _job_class()(self._wire, id, accepted, request, story)
 
     async def submit_handler(
         self,
@@ -183,10 +177,8 @@ class AsyncClient:
 
         fields.setdefault("events", "tenant")
         request = handler_request(name, input, gpu, job, fields)
-        story = self._wire._expect(request.job)
-        accepted = await self._wire._ask("submit", encode(request), decode_accepted)
-        self._log_warnings(accepted)
-        return _job_class()(self._wire, accepted.job, accepted, request, story)
+        assert request.job is not None
+        return await self._submitted(request.job, request, encode(request))
 
     async def run(
         self,
@@ -206,6 +198,8 @@ class AsyncClient:
         set `events`, the client may receive the events of all jobs of the tenant. Raises `JobFailed` unless the job
         SUCCEEDED (its `result` has the output, too), `TimedOut`, and what `submit` raises.
         """
+        from moorage.client.follow.watch import run
+
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
@@ -218,7 +212,7 @@ class AsyncClient:
         async def submit() -> None:
             self._log_warnings(await self._wire._ask("submit", body, decode_accepted))
 
-        return await _run()(stories, id, request, submit, timeout_s)
+        return await run(stories, id, request, submit, timeout_s)
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]

@@ -73,7 +73,6 @@ class Connected:
                 next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
             )
         self.subjects = Subjects(prefix)
-        self._submit_subject = self.subjects.api(self.tenant, "submit")
         self.timeout_s = seconds(timeout)
         self.wait_s = seconds(wait)
         self._following: Stories | None = None

@@ -19,7 +19,7 @@ from moorage.client.follow.watch import Watch
 from moorage.client.output import Joiner, Piece, Tail, newest_attempts, read_page
 from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of
-from moorage.schemas.frames import Accepted, Event
+from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, SUCCEEDED
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
     from moorage.client.handlers import Heard, OnProgress
+    from moorage.schemas.frames import UsePage
     from moorage.schemas.job import Request
 
 log = logging.getLogger("moorage.client")
@@ -279,6 +280,18 @@ class Job:
         self._client._stories.drivers.learn(data)
         self._learn(data)
         return data
+
+    async def use(self, replica: int = 0, *, last: Duration = USE_KEPT_S, points: int = 60) -> UsePage:
+        """Return what a running replica has used of each of its GPUs in the last ten minutes, or in the `last` time.
+
+        That time is cut into at most `points` equal spans, each with the mean of its readings, None where there are
+        none. `devices` is empty if the worker cannot measure the job. Raises `Rejected` (failed-precondition) if the
+        replica does not run, and `NotFound`.
+        """
+        from moorage.schemas.frames import UsePage
+
+        asked = {"job": self.job, "replica": replica, "last_s": round(seconds(last)), "points": points}
+        return msgspec.convert(await self._client.read("use", asked), UsePage)
 
     async def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""

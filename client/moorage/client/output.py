@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
-from moorage.client.follow.story import Result, decided
+from moorage.client.follow.story import Reads, Result, decided
 from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, ResultLine, StreamName
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ TAIL_CHARS_MAX: Final = 16 * 1024
 #: bytes of each number of the stream `order`; see `LogsAsked`
 ORDER_NUMBER_BYTES: Final = 4
 
-#: sends a verb with its arguments, and returns the data of the answer: `Connected.read`
-Reads = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 #: replica, attempt (None: the newest, where no number is known), stream
 _Key = tuple[int, int | None, StreamName]
 

@@ -24,7 +24,7 @@ from moorage.client.output import Piece
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
-from moorage.schemas.frames import Accepted, Event, FleetFrame
+from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Done, TenantRow
@@ -123,6 +123,10 @@ class SyncJob(Handle[Job]):
     def show(self) -> JobInfo:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`."""
         return self._thread.call(self._twin.show())
+
+    def use(self, replica: int = 0, *, last: Duration = USE_KEPT_S, points: int = 60) -> UsePage:
+        """Return what a running replica has used of each of its GPUs in the last ten minutes, or in the `last` time."""
+        return self._thread.call(self._twin.use(replica, last=last, points=points))
 
     def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""

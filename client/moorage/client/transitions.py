@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from moorage.client.errors import NoOutput, NotFound, Rejected
-from moorage.client.follow.story import changes_of
+from moorage.client.errors import NoOutput
+from moorage.client.follow.story import changes_of, history_after
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 
@@ -22,16 +22,8 @@ async def last_attempts(client: Connected, job: str, shown: Mapping[str, Any], r
     """
     changes = {change.rev: change for change in changes_of(shown)}
     rev = shown.get("rev", 0)
-    after, more = 0, len(_by_replica(changes)) < replicas and len(changes) < rev
-    while more:
-        try:
-            page = await client.read("history", {"job": job, "after_rev": after})
-        except (NotFound, Rejected):  # expired, or a scheduler without history
-            break
-        told = changes_of(page)
-        changes |= {change.rev: change for change in told}
-        more = page["more"] and bool(told)
-        after = told[-1].rev if told else after
+    if len(_by_replica(changes)) < replicas and len(changes) < rev:
+        changes |= {change.rev: change for change in (await history_after(client.read, job, 0))[1]}
     found = _by_replica(changes)
     if len(found) < replicas and (len(changes) < rev or not rev):
         raise NoOutput(

@@ -20,7 +20,9 @@ from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
+from moorage.scheduler.core.config import RANKER_DEFAULT
 from moorage.scheduler.core.fleet.tflops import read_capacities
+from moorage.scheduler.core.rank.rankers import why_missing
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.ledger.ledger import LedgerBroken
 from moorage.scheduler.ledger.recording import Recorder
@@ -35,7 +37,7 @@ from moorage.scheduler.settings import (
     scheduler_settings,
 )
 from moorage.schemas.errors import Problem, Refused, problem, refuse
-from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
+from moorage.schemas.settings import DEFAULT, Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
 from moorage.system.logged import begin_log
@@ -190,6 +192,13 @@ def log_settings(found: Mapping[str, Found]) -> None:
     log.info("settings: %s", told(found) or "defaults")
     for name in unknown_variables(SECTION, found):
         log.warning("%s is not a setting and has no effect", name)
+    if found["ranker"].source == DEFAULT and found["ranker"].value != RANKER_DEFAULT:
+        log.warning(
+            "hosts are ranked by %s, as the ranker %s cannot be used here: %s",
+            found["ranker"].value,
+            RANKER_DEFAULT,
+            why_missing(RANKER_DEFAULT),
+        )
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from moorage.bus.errors import BadContext
-from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
-from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS, RANKER_DEFAULT, Config
+from moorage.scheduler.core.rank.ranker import Pack
+from moorage.scheduler.core.rank.rankers import PLACES, ranker_class, why_missing
 from moorage.schemas.own_class import is_own
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
@@ -64,9 +65,10 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         Config.__post_init__(self)
         try:
-            maker_of(self.ranker)
+            ranker_class(self.ranker)
         except ValueError as error:
-            raise ValueError(f"ranker: {error}" if is_own(self.ranker) else str(error)) from None
+            named = self.ranker in PLACES or is_own(self.ranker)
+            raise ValueError(f"ranker: {error}" if named else str(error)) from None
         if len(self.name) > NAME_CHARS_MAX or not self.name.isprintable():
             raise ValueError(f"name must be at most {NAME_CHARS_MAX} printable characters, found {self.name[:80]!r}")
         if not is_prefix(self.prefix):
@@ -106,11 +108,15 @@ def scheduler_settings(
     file: SettingsFile = NO_FILE,
     flags_named: Mapping[str, str] | None = None,
 ) -> tuple[SchedulerSettings, dict[str, Found]]:
-    """Return the settings, and the source of each; `flags_named` as in `settle`. Raises Refused with bad-settings."""
+    """Return the settings, and the source of each; `flags_named` as in `settle`. Raises Refused with bad-settings.
+
+    `pack` ranks where the default ranker is not installed.
+    """
     settled = partial(settle, SECTION, SchedulerSettings, flags=flags, env=env, file=file, flags_named=flags_named)
-    found = settled()
+    ranking = {"ranker": Pack.name} if why_missing(RANKER_DEFAULT) else {}
+    found = settled(defaults=ranking)
     if found["replicas"].value > 1:
-        found = settled(defaults=CLUSTER_DEFAULTS)
+        found = settled(defaults=CLUSTER_DEFAULTS | ranking)
     file_of_url = found["ledger_url_file"]
     if file_of_url.source == str(file.path) and (os.environ if env is None else env).get(LEDGER_URL_VARIABLE):
         found["ledger_url_file"] = file_of_url._replace(value=None)  # the environment takes precedence over the file

@@ -9,7 +9,7 @@ from typing import Any, Final
 from moorage.schemas.errors import MoorageError, problem
 
 #: modules of the extra `server` that a scheduler and a worker cannot do without
-_OF_SERVER: Final = ("numpy", "pynvml", "yaml")
+_OF_SERVER: Final = ("pynvml", "yaml")
 
 
 def need_server(what: str) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from moorage.ranking.mix import LOOK_FIRST
+from moorage.ranking.table import HostTable, nearly
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import fleet, shape
 from moorage.scheduler.core.ledger.state import QUEUED
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.rank.mix import LOOK_FIRST
-from moorage.scheduler.core.rank.table import HostTable, nearly
 from tests.scheduler.driving import Driving
 
 HOSTS = 12

@@ -11,6 +11,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.fleet.host import HostClass
 from moorage.scheduler.core.ledger import fold
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.operate import orders
@@ -141,21 +142,19 @@ def test_a_recording_does_not_say_which_code_is_loaded(tmp_path: Path, monkeypat
     assert "mine_to_rank" not in sys.modules
 
 
-def test_a_recording_of_a_ranker_that_moved_out_says_where_it_is(tmp_path: Path) -> None:
+def test_a_recording_of_a_ranker_that_is_not_here_is_not_replayed(tmp_path: Path) -> None:
     path = tmp_path / "leader.rec"
     drive, recorder = Driving(), Recorder(path)
     RecordedEngine(recorder, drive.state, Config(ranker="fgd"), SUBJECTS, drive.engine.leader, drive.now, None)
     recorder.close()
-    with pytest.raises(CannotReplay, match=r"'fgd', which moved out of moorage: it is bench\.placement\.classic:Fgd"):
+    with pytest.raises(CannotReplay, match=r"ranker must be fragments, pack, .* found 'fgd'"):
         list(replay(path))
 
 
 def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moorage.scheduler.core.rank import ranker as rank
-
     path = tmp_path / "leader.rec"
     recorded(path)
-    monkeypatch.setattr(rank, "best_slots", lambda mask, fit, count: 1 << (mask.bit_length() - 1))
+    monkeypatch.setattr(HostClass, "pick", lambda self, slots, shape: 1 << (slots.bit_length() - 1))
     found = list(replay(path))
     assert any(not one.same for one in found)
 

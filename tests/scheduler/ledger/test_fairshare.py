@@ -17,8 +17,8 @@ from moorage.scheduler.core.fleet.shape import Shapes
 from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.fairshare import HALF_LIVES_MAX, ONE, inflation
 from moorage.schemas.gpu import GpuSpec
+from tests.ranking.test_fragments import add, request, worker
 from tests.scheduler.driving import Driving
-from tests.scheduler.rank.test_rank_fragments import add, request, worker
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

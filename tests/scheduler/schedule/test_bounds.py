@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from moorage.ranking.table import TYPE, HostTable
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.lifecycle.lending import Lending
-from moorage.scheduler.core.rank.table import TYPE, HostTable
 from moorage.scheduler.questions.question_queue import RoundRobin
 from moorage.schemas.frames import Goodbye
+from tests.ranking.test_fragments import add, worker
 from tests.scheduler.driving import Driving
 from tests.scheduler.lifecycle.test_lending import gpu, guest
-from tests.scheduler.rank.test_rank_fragments import add, worker
 
 
 def test_a_worker_that_joins_with_other_devices_each_time_leaves_no_lenders_behind() -> None:

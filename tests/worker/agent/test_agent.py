@@ -114,6 +114,28 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         assert seat.joins[0].machine == "machine-1"
 
 
+class Counting(NoopDriver):
+    """A driver that counts how often it reads its block of a request."""
+
+    reads = 0
+
+    def read_config(self, request: Request) -> Any:
+        self.reads += 1
+        return super().read_config(request)
+
+
+async def test_a_request_is_checked_once_and_what_was_read_travels_with_the_attempt(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        driver = Counting()
+        await w.add(driver=driver)
+        await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body()))
+        await w.leader.heard("w1", "freed", name_of())
+        assert driver.reads == 1
+
+
 class Unlimited(NoopDriver):
     """A driver whose host has no memory controller."""
 

@@ -22,6 +22,7 @@ from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.system import pidfds
+from moorage.system.framing import framed
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.run import start
 from moorage.worker.devices.pool import GpuPool
@@ -453,7 +454,7 @@ async def test_leaving_asks_back_and_refuses_who_waits() -> None:
 async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_server, "FIRST_WORD_S_MAX", 0.05)
     async with lender("1xH100") as w, borrow(w.path) as lease:
-        for words in (b"\x00\x00\x00\x02\xc1\xc1", b"\xff\xff\xff\xff", b"", b"\x00\x00"):
+        for words in (framed(b"\xc1\xc1", 2), framed(b"{}", 2)[:-1] + b"]", b"\xff" * 8, b"", b"\x00\x00"):
             reader, writer = await asyncio.open_unix_connection(str(w.path))
             writer.write(words)
             async with asyncio.timeout(30):

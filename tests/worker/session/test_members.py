@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.schemas.codec import FRAME_BYTES_MAX, encode
+from moorage.schemas.codec import FRAME_BYTES_MAX, decode_request, encode
 from moorage.schemas.frames import End, Fact, FactAck, Place, Renewed, Resized, RollCall, Start, Wanted
 from moorage.schemas.gpu import Share
 from moorage.worker.session.fact_outbox import END_WAIT_S, FACTS_WAITING_MAX, START_WAIT_S
 from moorage.worker.session.member_messages import (
+    PHASES,
     Ended,
     EndMember,
     Event,
@@ -37,6 +38,7 @@ from moorage.worker.session.member_messages import (
     TryClaim,
     TurnOver,
 )
+from moorage.worker.session.member_table import Defect, MemberTable
 from tests.worker.member_bench import LEASE_S, Bench, body, name_of, of, place
 
 # -------------------------------------------------------------------------------- what counts as said
@@ -529,3 +531,16 @@ def test_a_part_that_cannot_be_read_changes_nothing(bench: Bench) -> None:
     name = bench.run()
     assert not _resize(bench, msgspec.structs.replace(_shared(name, 40, 7), body=b"{"))
     assert bench.members.held[name].place.resized == 0
+
+
+def test_a_member_takes_the_steps_of_the_table_and_no_others() -> None:
+    for before, after in PHASES.items():
+        for phase in PHASES:
+            member = Member(name_of(), place(name_of()), decode_request(body()), 0.0)
+            member.phase = before
+            if phase in after:
+                MemberTable._enter(member, phase)
+                assert member.phase == phase
+            else:
+                with pytest.raises(Defect, match=f"no step from {before} to {phase}"):
+                    MemberTable._enter(member, phase)

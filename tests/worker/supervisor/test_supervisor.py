@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 
 import moorage
+from moorage.system.framing import framed
 from moorage.system.proctree import STATE_MARK, boottime_s, children, read_process
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
 from moorage.worker.supervisor.journal import read_journal
@@ -734,7 +735,7 @@ def test_only_the_owner_and_no_job_may_speak_to_it(tmp_path: Path, arguments: tu
 
 def test_a_frame_that_is_no_frame_closes_only_that_connection(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
-        for junk in (b"\xff" * 8, b"\0\0\0\3abc"):
+        for junk in (b"\xff" * 8, framed(b"abc", 3), framed(b"abc", 3)[:-1] + b"d"):
             with socket.socket(socket.AF_UNIX) as raw:
                 folder = os.open(rig.state, os.O_PATH)
                 raw.connect(f"/proc/self/fd/{folder}/{SOCKET_NAME}")

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Final
 
 from moorage.bus.lend import protocol
-from moorage.bus.lend.protocol import FrameRefused, frame, read_answer
+from moorage.bus.lend.protocol import frame, read_answer
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, as_one_replica, parse_token
 from moorage.system.device_environment import device_environment
+from moorage.system.framing import FrameRefused
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import open_folder
 

@@ -1,6 +1,6 @@
 """Define the frames between the agent and a process of its host that borrows GPUs, on the agent's UNIX stream socket.
 
-A frame is a 4-byte big-endian length and that many bytes of msgpack, one message each. A borrower's connection is one
+A frame (`system.framing`) has one message, as msgpack. A borrower's connection is one
 lease: `Borrow`, then `Granted` (or an error frame), then perhaps `AskedBack`, then `GiveBack` and `Returned`, or the
 end of the connection. There is no heartbeat: the lease lasts while the socket is open and the process lives. An
 operator's connection has no lease: it sends `Recall` and gets `Recalled` (or an error frame).
@@ -18,6 +18,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Sharing
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.framing import FrameRefused, framed, read_frame
 
 PROTOCOL: Final = 1
 SOCKET_NAME: Final = "lease.sock"
@@ -25,7 +26,6 @@ FRAME_BYTES_MAX: Final = 64 * 1024
 PURPOSE_CHARS_MAX: Final = 200
 #: the deadline of an AskedBack that withdraws what was asked before
 NEVER_S: Final = math.inf
-_HEADER_BYTES: Final = 4
 
 
 class Borrow(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="borrow"):
@@ -84,13 +84,9 @@ _decode_request: Final = msgspec.msgpack.Decoder(Request).decode
 _decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
 
 
-class FrameRefused(Exception):
-    """The bytes are no frame of this protocol, or the connection may not make this request. It is read no further."""
-
-
 def frame(message: Request | Answer) -> bytes:
-    body = _encode(message)
-    return len(body).to_bytes(_HEADER_BYTES, "big") + body
+    """Return the frame of a message. Raises FrameTooLarge."""
+    return framed(_encode(message), FRAME_BYTES_MAX)
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
@@ -98,7 +94,7 @@ async def read_request(reader: asyncio.StreamReader) -> Request | None:
 
     Raises FrameRefused for a frame that is too long or cannot be decoded.
     """
-    body = await _read(reader)
+    body = await read_frame(reader, FRAME_BYTES_MAX)
     try:
         return None if body is None else _decode_request(body)
     except UNREADABLE as error:
@@ -110,18 +106,8 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
 
     Raises FrameRefused for a frame that is too long or cannot be decoded.
     """
-    body = await _read(reader)
+    body = await read_frame(reader, FRAME_BYTES_MAX)
     try:
         return None if body is None else _decode_answer(body)
     except UNREADABLE as error:
         raise FrameRefused(str(error)) from None
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes | None:
-    try:
-        length_bytes = int.from_bytes(await reader.readexactly(_HEADER_BYTES), "big")
-        if length_bytes > FRAME_BYTES_MAX:
-            raise FrameRefused(f"a frame of {length_bytes} bytes, at most {FRAME_BYTES_MAX} are allowed")
-        return await reader.readexactly(length_bytes)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None

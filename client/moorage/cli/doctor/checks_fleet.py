@@ -212,6 +212,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         yield _copies(copies["wanted"], copies["lacking"], copies.get("seen_ms_ago"))
     if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
         yield schedulers
+    if (ranking := _ranking(fleet.get("schedulers", []))) is not None:
+        yield ranking
     if (queue := fleet.get("request_queue")) is not None:
         yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
     if (contained := fleet.get("contained")) is not None:
@@ -302,26 +304,31 @@ def follows(behind: int, gaps: list[list[int]]) -> Check:
     return Check("follower", "ok", "history is written and GPU time counted, without a gap")
 
 
+def _ranking(rows: list[dict[str, Any]]) -> Check | None:
+    """Say that the leader ranks hosts by `pack`, which it does without being told where the default is missing."""
+    leader = next((row for row in rows if row.get("leads")), None)
+    if leader is None or (leader.get("settings") or {}).get("ranker") != "pack":
+        return None
+    found = f"scheduler {leader['scheduler']} ranks hosts by pack: its settings say so, or it has no package"
+    return Check("ranking", "ok", f"{found} moorage.ranking with numpy for the default, fragments: its log says which")
+
+
 def contained_failures(contained: dict[str, Any]) -> Check:
     """Return the check of the inputs that made the leader fail, and of what it has switched off because of them."""
     counts: dict[str, int] = contained["counts"]
     told = [
         (
-            "the leader writes one event in each ledger record, because the leaders before it died",
-            contained["safe_mode"],
+            "until the next term the leader ranks hosts by pack, not by the ranker that the settings name",
+            contained["plain_ranker"],
         ),
         (
-            "the leader ranks hosts with the plain ranker, not with the one that the settings name",
-            contained["plain_ranker"] and not contained["safe_mode"],
-        ),
-        (
-            "for now the leader accepts no more requests of the tenants whose requests made it fail "
-            f"({', '.join(contained['tenants'][:NAMES_MAX])})",
-            contained["tenants"],
+            f"for now the leader refuses requests as those that made it fail "
+            f"({', '.join(contained['refused'][:NAMES_MAX])})",
+            contained["refused"],
         ),
         (
             "the leader refuses messages of workers whose messages made it fail "
-            f"({', '.join(contained['workers'][:NAMES_MAX])})",
+            f"({', '.join(contained['workers'][:NAMES_MAX])}), and those that failed twice until moorage uncordon",
             contained["workers"],
         ),
     ]

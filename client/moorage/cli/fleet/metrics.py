@@ -131,6 +131,7 @@ def families(
     yield _one("ledger_record", "The sequence of the ledger's last record.", fleet["ledger"])
     yield _one("queued_replicas", "Replicas that wait for a placement.", fleet["queued"])
     yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
+    yield _appends(fleet["appends"])
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
         yield _one("ledger_copies_lacking", "Copies of the ledger that are not up to date.", len(copies["lacking"]))
@@ -149,11 +150,6 @@ def families(
             "plain_ranker",
             "Whether the leader ranks with the plain ranker, not with the one of its settings.",
             contained["plain_ranker"],
-        )
-        yield _one(
-            "safe_mode",
-            "Whether the leader writes one event in each record, because leaders before it died.",
-            contained["safe_mode"],
         )
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
@@ -174,6 +170,11 @@ def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
         ("model_largest_fit_gpus", "The most GPUs of a model that one job on one host gets now.", "largest"),
     ):
         yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["fits_now"]})
+    for name, help_, key in (
+        ("model_at_work_gpus", "GPUs' worth of a model at work now, as workers read what running jobs use.", "at_work"),
+        ("model_idle_gpus", "GPUs of a model that are leased and do nothing now.", "idle"),
+    ):
+        yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["used_now"]})
 
 
 def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
@@ -215,6 +216,15 @@ def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, flo
     for values, value in sorted(rows.items()):
         family.add_metric(values if isinstance(values, tuple) else (values,), value)
     return family
+
+
+def _appends(told: dict[str, Any]) -> Metric:
+    from prometheus_client.metrics_core import SummaryMetricFamily
+
+    help_ = "How long this leader's appends to the ledger took, until they were acknowledged as stored."
+    return SummaryMetricFamily(
+        "moorage_ledger_append_seconds", help_, count_value=told["records"], sum_value=told["seconds"]
+    )
 
 
 def _histogram(name: str, help_: str, label: str, waits: dict[str, Any]) -> Metric:

@@ -13,7 +13,16 @@ import msgspec
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import JobFailed, NotFound, Rejected, TimedOut, Unreachable, timed_out
 from moorage.client.follow.follower import BY_FRAMES, CROWD, Follower, Held, Stories, check_permitted
-from moorage.client.follow.story import Result, Story, behind, changes_of, decided, result_of, shown_event
+from moorage.client.follow.story import (
+    Result,
+    Story,
+    behind,
+    changes_of,
+    decided,
+    history_after,
+    result_of,
+    shown_event,
+)
 from moorage.client.output import STREAMS, Captured, Joiner, Piece, Tail, newest_attempts
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.codec import Decoder
@@ -331,19 +340,10 @@ class Watch(Follower):
         changes, rev = behind(known, changes_of(data)), data.get("rev", known)
         if len(changes) == rev - known and "rev" in data:
             return rev, changes
-        found = {change.rev: change for change in changes}
-        after, more = known, True
-        while more:
-            try:
-                page = await self._read("history", {"job": self.job, "after_rev": after})
-            except (Rejected, NotFound):  # expired: there are no more transitions
-                break
-            told = behind(after, changes_of(page))
-            found |= {change.rev: change for change in told}
-            # transitions between the two answers arrive as events: `show` does not have the state after them
-            rev, more = data.get("rev", max(rev, page["rev"])), page["more"] and bool(told)
-            after = told[-1].rev if told else after
-        return rev, [found[each] for each in sorted(found) if each <= rev]
+        newest, found = await history_after(self._read, self.job, known)
+        # transitions between the two answers arrive as events: `show` does not have the state after them
+        rev, by_rev = data.get("rev", newest), {change.rev: change for change in [*changes, *found]}
+        return rev, [by_rev[each] for each in sorted(by_rev) if each <= rev]
 
     def _too_late(self) -> TimedOut:
         return timed_out(

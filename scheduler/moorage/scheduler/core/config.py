@@ -11,6 +11,8 @@ from moorage.scheduler.core.ledger.state import AVOID_MAX
 from moorage.schemas.settings import setting
 
 GIB: Final = 1 << 30
+#: the ranker where nothing else is set; `pack` where it is not installed
+RANKER_DEFAULT: Final = "fragments"
 #: capacity of the table of finished jobs (`finished.ROWS_MAX`)
 FINISHED_ROWS_MAX: Final = 2_000_000
 #: the most jobs remembered of each worker that failed to start there
@@ -125,8 +127,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30 * 86400.0
     ranker: Annotated[
         str,
-        setting("How the hosts that fit are ranked: fragments, pack, headroom, or module:Class of your own."),
-    ] = "fragments"
+        setting(
+            "How the hosts that fit are ranked: fragments, pack, headroom, or module:Class of your own. pack is the"
+            " default where fragments is not installed."
+        ),
+    ] = RANKER_DEFAULT
     tflops_file: Annotated[
         str,
         setting(

@@ -45,8 +45,6 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.ledger")
 #: a wall clock that differs this much from the server's is logged
 CLOCK_OFF_S_MAX: Final = 5.0
-#: if two leaders ended without a goodbye within this time, some input may have killed them
-DEATHS_WITHIN_S: Final = 60.0
 #: the bound of a ledger whose stream has none: half of it may wait for the follower
 BYTES_MAX: Final = 4 * 1024**3
 #: how long to wait for a read of the stream's end before the append is sent again: a read sent while the stream had no
@@ -329,21 +327,6 @@ class Ledger:
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
         return record is not None and any(isinstance(act, acts.Resign) for act in record.acts)
-
-    async def has_lost_leaders(self, state: State) -> bool:
-        """Return whether the last two leaders ended without resigning, and the last began within `DEATHS_WITHIN_S`.
-
-        Must be asked before the next leader writes its epoch record. Raises `BusError`.
-        """
-        if not state.leader or state.epoch < 2:  # the last leader resigned, or was the first
-            return False
-        stream = self._subjects.ledger_stream
-        began = await self._js.get_message(stream, state.epoch_seq)
-        if began is None or self.server_s() - wall_seconds(began.stored_at) > DEATHS_WITHIN_S:
-            return False
-        before = await self._js.get_message(stream, state.epoch_seq - 1)
-        record = self._decode(before) if before is not None else None
-        return record is not None and not any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def mark_behind(self, state: State, rid: int, why: str) -> None:
         """Append the last record of a ledger found to be an older backup, so that no scheduler leads it.

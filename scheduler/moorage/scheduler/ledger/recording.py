@@ -40,7 +40,7 @@ from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting
 from moorage.scheduler.core.outputs.outputs import Outputs, slots_of
-from moorage.scheduler.core.rank.rankers import maker_of
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
@@ -50,7 +50,7 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 #: at this size the recording ends, and the leader continues without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
@@ -139,28 +139,9 @@ class RecordedEngine(ContainedEngine):
         super().offer_load(worker_id, frame, mono_ms)
 
     def build(self, time_ms: int, mono_ms: int) -> bytes:
-        self.ranker.failed_at.clear()
         payload = super().build(time_ms, mono_ms)
-        if self.ranker.failed_at:
-            self._recorder.put("ranker", self.ranker.failed_at)
         self._recorder.put("build", time_ms, mono_ms, payload)
         return payload
-
-    def set_aside(self, aside: list[Any], time_ms: int, mono_ms: int, soft: dict[str, Any]) -> None:
-        self._recorder.put("aside", aside, time_ms, mono_ms, soft)
-        super().set_aside(aside, time_ms, mono_ms, soft)
-
-    def mend(self, mono_ms: int, soft: dict[str, Any]) -> None:
-        self._recorder.put("mend", mono_ms, soft)
-        super().mend(mono_ms, soft)
-
-    def was_slow(self, took_ms: int) -> None:
-        self._recorder.put("slow", took_ms)
-        super().was_slow(took_ms)
-
-    def begin_safe_mode(self) -> None:
-        self._recorder.put("safe")
-        super().begin_safe_mode()
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
@@ -189,8 +170,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
     match kind:
         case "submit":
             tenant, name, body, sequence, trace = rest
-            _, request, shape = engine.read(body)
-            return Submit(tenant, name, body, request, shape, "", True, sequence, trace)
+            return engine.submitted(tenant, body, lambda: str(name), sequence=sequence, trace=trace)
         case "read":
             return QueueRead(*rest)
         case "cancel":
@@ -349,16 +329,6 @@ class _ReplayedReign:
                 engine.offer(_read(engine, rest[0], rest[1:]))
             case "load":
                 engine.offer_load(rest[0], _load(rest[1]), rest[2])
-            case "ranker":
-                engine.fail_ranking_at(rest[0])
-            case "aside":
-                engine.set_aside(*rest)
-            case "mend":
-                engine.mend(*rest)
-            case "slow":
-                engine.was_slow(*rest)
-            case "safe":
-                engine.begin_safe_mode()
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
             case "commit":
@@ -380,7 +350,7 @@ def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
                 f"{path.name} was decided with the ranker {ranker}: import it in a program of yours, and call"
                 " moorage.scheduler.ledger.recording.replay"
             )
-        maker_of(ranker)
+        ranker_class(ranker)
         return ContainedEngine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{path.name}: {error}") from None

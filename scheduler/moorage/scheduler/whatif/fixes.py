@@ -73,12 +73,10 @@ def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
     if row.gpus_max and shape.gpus > row.gpus_max - row.gpus:
         return False
     missing = shape.together
-    for cls, _ in engine.fleet.capable(shape):
-        for bucket in cls.buckets:
-            for host in bucket.values():
-                missing -= host.replicas_of(shape, "now")
-                if missing <= 0:
-                    return True
+    for host, _ in engine.fleet.usable(shape):
+        missing -= host.replicas_of(shape, "now")
+        if missing <= 0:
+            return True
     return False
 
 

@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Submit
-from moorage.scheduler.core.fleet.tflops import resolved
+from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.view import View
@@ -145,9 +144,11 @@ class Play:
         engine = self.engine
         unused = (f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
         name = job or next(unused)
-        body = resolved(canonical(msgspec.structs.replace(request, job=job)), engine.config.tflops_file)
-        _, asked, shape = engine.read(body)
-        engine.offer(Submit(tenant, name, body, msgspec.structs.replace(asked, if_seq=None), shape, reply, False))
+        event = engine.submitted(
+            tenant, canonical(msgspec.structs.replace(request, job=job)), lambda: name, reply, json=False
+        )
+        event.request = msgspec.structs.replace(event.request, if_seq=None)
+        engine.offer(event)
         return name
 
     # ------------------------------------------------------------------------------------------ the workers

@@ -46,6 +46,7 @@ from moorage.worker.job.output_reader import OutputReader
 from moorage.worker.job.rendezvous import Rendezvous
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
+    UNCHECKED,
     AnswerRefused,
     AnswerVerb,
     Claims,
@@ -489,7 +490,7 @@ class Agent:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
             driver.check_block(member.request)
-            driver.read_config(member.request)
+            member.config = driver.read_config(member.request)
             driver.check(member.request.active_alone)
         except LacksHere:
             raise
@@ -530,11 +531,12 @@ class Agent:
         devices, now = self.devices, self.host.now()
         assignments: list[Assignment] = []
         for member in command.members:
-            try:
-                config = driver.read_config(member.request)
-            except Exception as error:  # an earlier agent accepted it, with other settings of the driver
-                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
-                continue
+            if member.config is UNCHECKED:  # an earlier agent accepted it, perhaps with other settings of the driver
+                try:
+                    member.config = driver.read_config(member.request)
+                except Exception as error:
+                    self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
+                    continue
             assignment = Assignment(
                 member.name,
                 member.request.active_alone,
@@ -543,7 +545,7 @@ class Agent:
                 member.start or self.claims.start_alone(member),
                 member.place.traceparent,
                 None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
-                config,
+                member.config,
                 self.settings.shows_uuids(devices),
             )
             assignments.append(assignment)

@@ -1,9 +1,8 @@
 """Record what an agent must not forget when it dies: its join number, facts not yet answered, and its placements.
 
 It is one append-only file. The same function folds its records into a small state when they are written and when they
-are read, and the file is rewritten from that state once it has grown. A record is a 4-byte length, the CRC-32 of its
-body and the body, big endian; the body is a msgpack array that starts with the record's kind. A torn end after a crash
-is cut off; `torn_bytes` is its size.
+are read, and the file is rewritten from that state once it has grown. A record is a frame (`system.framing`) of a
+msgpack array that starts with the record's kind. A torn end after a crash is cut off; `torn_bytes` is its size.
 
 Only joins and rewritten files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
 boot id is new, so no earlier member is taken over. Only the join number must keep growing in that case, too.
@@ -11,11 +10,10 @@ boot id is new, so no earlier member is taken over. Only the join number must ke
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-import struct
 import time
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +23,7 @@ import msgspec
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.framing import HEADER_BYTES, FrameRefused, body_at, framed
 from moorage.worker.session.member_messages import MemberName
 
 JOURNAL_NAME: Final = "agent.journal"
@@ -36,7 +35,6 @@ RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
 LOCK_TRIES_MAX: Final = 100
 LOCK_RETRY_S: Final = 0.001
 
-_HEADER: Final = struct.Struct(">II")
 #: facts after which the journal needs no placement of a member any more
 _LAST_FACTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
 
@@ -334,16 +332,13 @@ class Journal(MemoryJournal):
         Raises JournalUnreadable for a newer release's record.
         """
         at = len(MAGIC)
-        while at + _HEADER.size <= len(data):
-            length, crc = _HEADER.unpack_from(data, at)
-            body = data[at + _HEADER.size : at + _HEADER.size + length]
-            if length > RECORD_BYTES_MAX or len(body) < length or zlib.crc32(body) != crc:
-                break
-            try:
-                self.state.apply(_decode(body))
-            except UNREADABLE:
-                raise JournalUnreadable(self.path) from None
-            at += _HEADER.size + length
+        with contextlib.suppress(FrameRefused):
+            while (body := body_at(data, at, RECORD_BYTES_MAX)) is not None:
+                try:
+                    self.state.apply(_decode(body))
+                except UNREADABLE:
+                    raise JournalUnreadable(self.path) from None
+                at += HEADER_BYTES + len(body)
         return at
 
     def _compact(self) -> None:
@@ -365,8 +360,7 @@ class Journal(MemoryJournal):
 
 
 def _framed(record: _Record) -> bytes:
-    body = _encode(record)
-    return _HEADER.pack(len(body), zlib.crc32(body)) + body
+    return framed(_encode(record), RECORD_BYTES_MAX)
 
 
 def _read_all(file: int) -> bytes:

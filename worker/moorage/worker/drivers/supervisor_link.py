@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import MoorageError, problem, refuse
+from moorage.system.framing import FrameTooLarge
 from moorage.worker.job.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.client import (
@@ -33,7 +34,6 @@ from moorage.worker.supervisor.protocol import (
     Ended,
     EndMember,
     Event,
-    FrameTooLarge,
     Listed,
     Output,
     Started,

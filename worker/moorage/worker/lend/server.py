@@ -32,7 +32,6 @@ from moorage.bus.lend.protocol import (
     PURPOSE_CHARS_MAX,
     AskedBack,
     Borrow,
-    FrameRefused,
     Granted,
     Recall,
     Recalled,
@@ -42,6 +41,7 @@ from moorage.bus.lend.protocol import (
 )
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.gpu import GpuSpec
+from moorage.system.framing import FrameRefused
 from moorage.system.pidfds import open_peer
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import SERVER_OPTIONS, peer_of

@@ -7,7 +7,7 @@ CLOCK_BOOTTIME, which also advances while the machine is suspended (clock_gettim
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -53,27 +53,33 @@ HELD_PHASE: Final[dict[MemberPhase, str]] = {
 }
 
 
-#: the phase in which an earlier agent's member is taken over, by its phase in the journal or driver. Its remaining
-#: facts are reported from there on
-RESTORED_AS: Final[dict[str, MemberPhase]] = {
-    "claimed": "claimed",
-    "starting": "starting",
-    "refused": "starting",
-    "running": "running",
-    "exited": "running",
-    "ending": "ending",
+#: the phases through which an earlier agent's member is taken over, by its phase in the journal or driver. Its further
+#: facts are reported from the last of them on
+RESTORED_BY: Final[dict[str, tuple[MemberPhase, ...]]] = {
+    "claimed": (),
+    "starting": ("starting",),
+    "refused": ("starting",),
+    "running": ("starting", "running"),
+    "exited": ("starting", "running"),
+    "ending": ("starting", "ending"),
 }
+
+
+#: the `config` of a member whose request this agent's driver has not checked: an earlier agent's did
+UNCHECKED: Final = object()
 
 
 class Member:
     """One held member (an attempt of a replica). Only the state machine changes it.
 
-    Its job's name is `job`; `request.job` may be the name of another job with an equal request.
+    Its job's name is `job`; `request.job` may be the name of another job with an equal request. `config` is what its
+    driver read from the request (`Driver.read_config`) as it checked that.
     """
 
     __slots__ = (
         "attempt",
         "code",
+        "config",
         "driver",
         "ends_at_s",
         "fence",
@@ -113,6 +119,7 @@ class Member:
         self.slots = place.slots
         self.phase: MemberPhase = "claimed"
         self.start: Start | None = None
+        self.config: Any = UNCHECKED
         self.code = 0
         self.why = ""
         self.probe_at_s = 0.0

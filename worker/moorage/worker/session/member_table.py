@@ -38,7 +38,7 @@ from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
     HELD_PHASE,
     PHASES,
-    RESTORED_AS,
+    RESTORED_BY,
     Claims,
     Command,
     Ended,
@@ -190,7 +190,7 @@ class MemberTable:
             fact = Fact("claimed", *member.name, 0, address)
             if not member.place.hold:
                 self.outbox.claimed(fact, self._now)
-                member.phase = "starting"
+                self._enter(member, "starting")
                 to_start.setdefault(member.driver, []).append(member)
             else:
                 facts.append(fact)
@@ -283,7 +283,7 @@ class MemberTable:
                 tombstones.report(name, "not-held", 0, "")
         elif member.phase == "claimed":
             member.start = start
-            member.phase = "starting"
+            self._enter(member, "starting")
             self.commands.append(StartMembers(member.driver, [member]))
 
     def end(self, end: End) -> None:
@@ -409,7 +409,7 @@ class MemberTable:
             if member is None or member.phase not in ("starting", "ending"):
                 continue
             if member.phase == "starting":  # otherwise it was asked to end before its start was reported
-                member.phase = "running"
+                self._enter(member, "running")
             if name[:3] in self._suspects:
                 self._suspects[name[:3]] = self._now
             outbox.started(Fact("started", *name), self._now)
@@ -440,7 +440,7 @@ class MemberTable:
         if member is None or member.phase in ("claimed", "exited"):
             self.dropped["end-of-nothing"] += 1
             return
-        member.phase = "exited"
+        self._enter(member, "exited")
         if reason == ENDED_AS_ASKED and (member.why.startswith((OVER_GRANT, MPS_FAULT, IDLE)) or member.why == LOST):
             reason = member.why
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
@@ -470,7 +470,8 @@ class MemberTable:
         known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
         for member, phase, _, detail in event.held:
             self._hold(member)
-            member.phase = RESTORED_AS[phase]
+            for step in RESTORED_BY[phase]:
+                self._enter(member, step)
             base = (member.tenant, member.job, member.replica, member.fence)
             if phase not in ("exited", "refused") and ("claimed", *base) not in known:
                 facts.append(Fact("claimed", *member.name, 0, detail))
@@ -534,7 +535,7 @@ class MemberTable:
             if member.phase != "exited":
                 over = f"{member.name} cannot be ended; it counts as ended, because an operator released its GPUs"
                 self.commands.append(Log("warning", "said-over", over))
-                member.phase = "exited"
+                self._enter(member, "exited")
                 member.code, member.why = CODE_LOST, "lost"
                 self.outbox.gathered.append(Fact("exited", *member.name, CODE_LOST, "lost"))
             self._freed(member)

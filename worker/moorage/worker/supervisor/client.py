@@ -21,9 +21,11 @@ import msgspec
 
 import moorage
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.framing import FrameReader, FrameRefused
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import open_folder, peer_of
 from moorage.worker.supervisor.protocol import (
+    FRAME_BYTES_MAX,
     PROTOCOL,
     SOCKET_NAME,
     Contain,
@@ -33,8 +35,6 @@ from moorage.worker.supervisor.protocol import (
     Event,
     Fence,
     Forget,
-    FrameReader,
-    FrameTooLarge,
     Hello,
     List,
     Listed,
@@ -128,7 +128,7 @@ class Supervised(asyncio.Protocol):
         self._identity: asyncio.Future[SupervisorIdentity] = self._loop.create_future()
         self._gone: asyncio.Future[SupervisorGone] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader()
+        self._reader = FrameReader(FRAME_BYTES_MAX)
         self._n = 0
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._events: list[Event] = []
@@ -388,7 +388,7 @@ class Supervised(asyncio.Protocol):
         self._heard_s = self._loop.time()
         try:
             messages = [message for body in self._reader.feed(data) for message in decode_messages(body)]
-        except (FrameTooLarge, *UNREADABLE) as error:
+        except (FrameRefused, *UNREADABLE) as error:
             self._end(SupervisorGone(f"the supervisor sent an invalid frame: {error}"))
             return
         for message in messages:

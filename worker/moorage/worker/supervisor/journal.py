@@ -3,13 +3,11 @@
 A member's start is written before any process of it exists. Nothing is synced to the disk: the file has to outlive the
 supervisor, not the machine, because a reboot ends every member anyway.
 
-The file is `MAGIC` and then the records: `MARK`, the length of the body and its CRC-32 (4 bytes each, big endian), and
-the body, msgpack. What is damaged, its length too, is left out up to the next mark that a whole record follows.
+The file is `MAGIC` and then the records: `MARK` and a frame (`system.framing`) of msgpack each. What is damaged, its
+length too, is left out up to the next mark that a whole record follows.
 """
 
 import os
-import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -17,13 +15,15 @@ from typing import Final, TypeAlias
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.framing import HEADER_BYTES, FrameRefused, body_at, framed
 from moorage.worker.supervisor.protocol import Ended
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 MAGIC: Final = b"moorage-supervisor-journal-2\n"
 MARK: Final = b"\xc1rec"
 """Begins a record; 0xc1 is no byte of msgpack's own."""
-_HEADER: Final = struct.Struct(">4sII")
+#: no record is longer
+RECORD_BYTES_MAX: Final = (1 << 32) - 1
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
@@ -99,15 +99,14 @@ def read_journal(path: Path) -> dict[str, Left]:
 
 def _bodies(data: bytes) -> Iterator[bytes]:
     at = data.find(MARK)
-    while at >= 0 and at + _HEADER.size <= len(data):
-        _, length_bytes, crc = _HEADER.unpack_from(data, at)
-        end = at + _HEADER.size + length_bytes
-        body = data[at + _HEADER.size : end]
-        if len(body) == length_bytes and zlib.crc32(body) == crc:
+    while at >= 0:
+        try:
+            body = body_at(data, at + len(MARK), RECORD_BYTES_MAX)
+        except FrameRefused:
+            body = None
+        if body is not None:
             yield body
-            at = data.find(MARK, end)
-        else:
-            at = data.find(MARK, at + 1)
+        at = data.find(MARK, at + 1 if body is None else at + len(MARK) + HEADER_BYTES + len(body))
 
 
 class Journal:
@@ -168,7 +167,7 @@ def _framed(records: Iterable[Record]) -> bytes:
     pieces: list[bytes] = []
     for record in records:
         body = _encode(record)
-        pieces += (_HEADER.pack(MARK, len(body), zlib.crc32(body)), body)
+        pieces += (MARK, framed(body, RECORD_BYTES_MAX))
     return b"".join(pieces)
 
 

@@ -1,7 +1,7 @@
 """Define the frames between the agent and the supervisor, on the supervisor's UNIX stream socket.
 
-A frame is a 4-byte big-endian length and that many bytes of msgpack. The agent sends one request per frame. The
-supervisor sends an array of messages per frame: all messages of one turn of its loop, unless they need several frames.
+A frame (`system.framing`) has msgpack as its body. The agent sends one request per frame. The supervisor sends an array
+of messages per frame: all messages of one turn of its loop, unless they need several frames.
 Every request has a number `n`, which its answer (`Done`, `Listed` or `Refused`) repeats; events have none.
 
 The frames have no version field: `Hello.protocol` says which version the supervisor speaks. Times named `*_boottime_s`
@@ -12,10 +12,11 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from moorage.system.framing import framed
+
 PROTOCOL: Final = 1
 """An agent uses a supervisor of this version and of no other, though a supervisor runs on under a newer agent."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-HEADER_BYTES: Final = 4
 KEY_CHARS_MAX: Final = 512
 OUTPUT_CHUNK_BYTES_MAX: Final = 64 * 1024
 SOCKET_NAME: Final = "supervisor.sock"
@@ -274,23 +275,9 @@ decode_request: Final = msgspec.msgpack.Decoder(Request).decode
 decode_messages: Final = msgspec.msgpack.Decoder(list[Message]).decode
 
 
-class FrameTooLarge(Exception):
-    """A frame exceeds `FRAME_BYTES_MAX`; the connection cannot be read further."""
-
-    def __init__(self, length_bytes: int) -> None:
-        super().__init__(f"frame of {length_bytes} bytes, at most {FRAME_BYTES_MAX} are allowed")
-        self.length_bytes = length_bytes
-
-
-def _frame(body: bytes) -> bytes:
-    if len(body) > FRAME_BYTES_MAX:
-        raise FrameTooLarge(len(body))
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
-
-
 def encode_request(request: Request) -> bytes:
     """Return a request as a frame. Raises `FrameTooLarge`."""
-    return _frame(_encoder.encode(request))
+    return framed(_encoder.encode(request), FRAME_BYTES_MAX)
 
 
 def encode_messages(messages: list[Message]) -> bytes:
@@ -300,33 +287,6 @@ def encode_messages(messages: list[Message]) -> bytes:
     """
     body = _encoder.encode(messages)
     if len(body) <= FRAME_BYTES_MAX or len(messages) == 1:
-        return _frame(body)
+        return framed(body, FRAME_BYTES_MAX)
     half = len(messages) // 2
     return encode_messages(messages[:half]) + encode_messages(messages[half:])
-
-
-class FrameReader:
-    """Cuts a byte stream into frame bodies."""
-
-    __slots__ = ("_buffer",)
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies completed by `data`. Raises `FrameTooLarge`."""
-        buffer = self._buffer
-        buffer += data
-        bodies: list[bytes] = []
-        start = 0
-        while len(buffer) - start >= HEADER_BYTES:
-            length_bytes = int.from_bytes(buffer[start : start + HEADER_BYTES], "big")
-            if length_bytes > FRAME_BYTES_MAX:
-                raise FrameTooLarge(length_bytes)
-            end = start + HEADER_BYTES + length_bytes
-            if len(buffer) < end:
-                break
-            bodies.append(bytes(buffer[start + HEADER_BYTES : end]))
-            start = end
-        del buffer[:start]
-        return bodies

@@ -11,12 +11,12 @@ import socket
 from typing import Final, Protocol, cast
 
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.framing import FrameReader, FrameRefused
 from moorage.system.pidfds import has_ended, open_peer
 from moorage.system.proctree import read_process
 from moorage.system.unix_socket import peer_of
 from moorage.worker.supervisor.protocol import (
-    FrameReader,
-    FrameTooLarge,
+    FRAME_BYTES_MAX,
     Message,
     Output,
     Refused,
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader()
+        self._reader = FrameReader(FRAME_BYTES_MAX)
         self._pending: list[Message] = []
         self._pending_output_bytes = 0
         self._welcome = False
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
         try:
             for body in self._reader.feed(data):
                 self._handler.asked(self, decode_request(body))
-        except (FrameTooLarge, *UNREADABLE) as error:
+        except (FrameRefused, *UNREADABLE) as error:
             self._welcome = False
             self._refuse("invalid-frame", str(error))
 

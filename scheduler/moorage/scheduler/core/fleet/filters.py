@@ -53,6 +53,7 @@ class Offer(Protocol):
     def named(self, shape: Shape) -> list[Device]: ...
     def answering(self, shape: Shape) -> int: ...
     def exactly(self, shape: Shape) -> int: ...
+    def rooms(self, slots: int, shape: Shape) -> int: ...
 
 
 class Names(Protocol):
@@ -160,7 +161,7 @@ def _has_slot(offer: Offer, shape: Shape) -> bool:
 
 
 def _has_so_many(offer: Offer, shape: Shape) -> bool:
-    return offer.answering(shape).bit_count() >= shape.count
+    return offer.rooms(offer.answering(shape), shape) > 0
 
 
 # ------------------------------------------------------------------------------------- what the fleet has instead

@@ -464,6 +464,13 @@ class Fleet:
             if not fit.reason:
                 yield cls, fit
 
+    def usable(self, shape: Shape, excluded: frozenset[int] = frozenset()) -> Iterator[tuple[Host, Fit]]:
+        """Yield the usable hosts outside `excluded` that a shape fits, with how; they may have no room now."""
+        for cls, fit in self.capable(shape):
+            for num, host in cls.hosts.items():
+                if host.bucket >= 0 and num not in excluded:
+                    yield host, fit
+
     def validate(self) -> None:
         """Check that buckets and shelves agree with the hosts. Raises AssertionError."""
         for cls in self.classes.values():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from moorage.scheduler.core.fleet.filters import FILTERS, MODE_WORDS, Device, failed, has_labels
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
+from moorage.scheduler.core.fleet.slots import first_of, groups, linked
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import reasons
@@ -336,10 +337,44 @@ class HostClass:
             if shape.device_rank(d[1], d[2], 2**62, 2**62, d[0] if shape.slot_index is None else shape.slot_index)
         ]
 
-    def places(self, slots: int, shape: Shape) -> int:
-        """Return how many replicas' devices fit on these empty slots: one each, or as many as sharers fit."""
+    def rooms(self, slots: int, shape: Shape, beside: Iterable[int] = ()) -> int:
+        """Return for how many replicas these devices are enough: matching empty slots, and shared ones.
+
+        `beside` has for how many sharers each shared device has room. CPU and memory are not considered.
+        """
+        if not shape.count:
+            return MEMBERS_MAX
         if shape.mode <= EXCLUSIVE:
-            return slots.bit_count()
+            return slots.bit_count() // shape.count
+        if shape.count == 1:
+            return sum(beside) + self._places(slots, shape)
+        return groups(shape.count, [*beside, *self.places_of(slots, shape).values()])
+
+    def rooms_at_most(self, shape: Shape) -> int:
+        """Return a bound of `rooms` for whole devices over all usable hosts, by how many each has free."""
+        return sum(free // shape.count * len(bucket) for free, bucket in enumerate(self.buckets))
+
+    def pick(self, slots: int, shape: Shape) -> int | None:
+        """Return those of these matching slots that one replica gets; None if they are too few.
+
+        The best matches first (A10 before A100 for `A10`), then those with the least memory, then the lowest; linked
+        ones where there are islands (see `slots.linked`).
+        """
+        count = shape.count
+        if slots.bit_count() < count:
+            return None
+        if not count:
+            return 0
+        fit = self.fit(shape)
+        if not self.islands:
+            return first_of(slots, fit.tiers, count)
+        return linked(self.islands, slots, slots & fit.best_mask, fit.tiers, count)
+
+    def places_of(self, slots: int, shape: Shape) -> dict[int, int]:
+        """Return for each of these empty slots how many sharers of a shape fit there."""
+        return {slot: self._places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1}
+
+    def _places(self, slots: int, shape: Shape) -> int:
         most = self.sharers(shape.mode)
         if shape.compute_percent:
             most = min(most, 100 // shape.compute_percent)
@@ -476,11 +511,8 @@ class Host:
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
             beside = self.rooms_on_shared(shape) if now and self.shared else {}
-            guests = self.lendable_to(shape).bit_count() // shape.count if now else 0
-            if shape.mode <= EXCLUSIVE or shape.count == 1:
-                most = min(most, (sum(beside.values()) + self.cls.places(slots, shape)) // shape.count + guests)
-            else:
-                most = min(most, _groups(shape.count, [*beside.values(), *self.rooms_on_empty(slots, shape).values()]))
+            guests = self.cls.rooms(self.lendable_to(shape), shape) if now and shape.guest else 0
+            most = min(most, self.cls.rooms(slots, shape, beside.values()) + guests)
         sizes = (self.cpu_free, self.memory_free) if now else (self.cpu_milli, self.memory_mib)
         return max(0, self.within(shape, most, *sizes))
 
@@ -509,18 +541,41 @@ class Host:
         }
         return {slot: room for slot, room in rooms.items() if room}
 
-    def rooms_on_empty(self, slots: int, shape: Shape) -> dict[int, int]:
-        """Return for each of these empty slots how many sharers of a shape fit there."""
-        return {slot: self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1}
+    def slots_for(self, shape: Shape) -> int:
+        """Return the slots on which a shape could start now: those wholly free, and for a sharer those with room."""
+        slots = self.open & self.cls.fit(shape).mask
+        if shape.mode > EXCLUSIVE and self.shared:
+            slots |= sum(1 << slot for slot in self.rooms_on_shared(shape))
+        return slots
 
-    def rooms_beside(self, shape: Shape) -> int:
-        """Return for how many replicas this host has CPU, memory and member entries left."""
-        most = MEMBERS_MAX - self.held
-        if shape.cpu_milli and self.cpu_milli:
-            most = min(most, self.cpu_free // shape.cpu_milli)
-        if shape.memory_mib and self.memory_mib:
-            most = min(most, self.memory_free // shape.memory_mib)
-        return most
+    def pick(self, shape: Shape) -> int | None:
+        """Return the slots that one replica gets now; None if there are too few. CPU and memory: see `fits_host`."""
+        return self.cls.pick(self.slots_for(shape), shape)
+
+    def pick_more(self, shape: Shape, most: int) -> list[int]:
+        """Return the slots of as many replicas, at most `most`, as fit now on wholly free devices."""
+        free = self.open & self.cls.fit(shape).mask
+        most = min(most, self.cls.rooms(free, shape), MEMBERS_MAX - self.held)
+        masks: list[int] = []
+        for _ in range(self.within(shape, most, self.cpu_free, self.memory_free)):
+            mask = self.cls.pick(free, shape)
+            assert mask is not None, "there is room"
+            free ^= mask
+            masks.append(mask)
+        return masks
+
+    def pick_beside(self, shape: Shape) -> int | None:
+        """Return the slots of a sharer of several devices: shared ones first, then free ones.
+
+        None if none is shared, or they are too few. A gang's replicas get those with the most room: in any other order
+        the last of them may find room on too few devices, where all of them would have fitted (`slots.groups`).
+        """
+        joined, free = self.rooms_on_shared(shape), self.open & self.cls.fit(shape).mask
+        rooms = joined | self.cls.places_of(free, shape)
+        if not joined or len(rooms) < shape.count:
+            return None
+        slots = sorted(rooms, key=rooms.__getitem__, reverse=True) if shape.together > 1 else list(rooms)
+        return sum(1 << slot for slot in slots[: shape.count])
 
     def fits_host(self, shape: Shape) -> bool:
         """Return whether CPU, memory and member entries suffice for a replica, and its driver's engine answers.
@@ -549,6 +604,17 @@ class Host:
         return self.heard and not self.stale and not self.closed and bool(self.worker.session)
 
 
+def too_few_lent(hosts: Iterable[Host], shape: Shape) -> str:
+    """Return a text if no host lends enough matching devices for one replica, else an empty text.
+
+    `hosts` must not be empty.
+    """
+    lent = [(host, host.lent & host.cls.fit(shape).mask) for host in hosts]
+    if any(host.cls.rooms(slots, shape) for host, slots in lent):
+        return ""
+    return f"the most matching GPUs that one worker lends is {max(slots.bit_count() for _, slots in lent)}"
+
+
 def size_of_largest(hosts: list[Host]) -> str:
     """Return the most cores, and the most GiB of memory, that one of these hosts has, as text.
 
@@ -556,14 +622,3 @@ def size_of_largest(hosts: list[Host]) -> str:
     """
     cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
     return f"{cores:g} cores and {gib} GiB"
-
-
-def _groups(count: int, rooms: list[int]) -> int:
-    """Return how many sharers of `count` devices each fit on devices that have room for the given numbers of sharers.
-
-    A sharer uses each of its devices once. They all fit if each takes the devices with the most room.
-    """
-    most = sum(rooms) // count
-    while most and sum(min(room, most) for room in rooms) < most * count:
-        most -= 1
-    return most

@@ -8,7 +8,7 @@ from typing import Final
 
 from moorage.scheduler.core.fleet.filters import FILTERS, NAMES_SHOWN_MAX, nearest_to_a_fit, shown
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import HostClass, size_of_largest
+from moorage.scheduler.core.fleet.host import HostClass, size_of_largest, too_few_lent
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.fleet.spelling import inside, spelled
 from moorage.schemas.gpu import bare_model
@@ -96,7 +96,6 @@ class Unmatched:
         if rooms:
             return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once"
         hosts = [host for host, _ in sizes]
-        lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host in hosts)
-        if lent < shape.count:
-            return f"the most matching GPUs that one worker lends is {lent}"
-        return f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"
+        return too_few_lent(hosts, shape) or (
+            f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"
+        )

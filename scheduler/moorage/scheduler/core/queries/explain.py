@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.fleet.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU, Host, size_of_largest
+from moorage.scheduler.core.fleet.host import Host, size_of_largest, too_few_lent
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.schemas import actors, reasons
 from moorage.schemas.reasons import REASONS, Reason
@@ -135,10 +135,9 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
     sized = [host for host, room in zip(hosts, rooms, strict=True) if room]
     counts["large-enough"] = len(sized)
     if not sized:
-        lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host in hosts)
-        if lent < shape.count:
+        if because := too_few_lent(hosts, shape):
             reason = reasons.DEVICE if shape.device_ids else reasons.COUNT
-            return Explanation(reason, counts, [], because=f"the most matching GPUs that one worker lends is {lent}")
+            return Explanation(reason, counts, [], because=because)
         because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
         return Explanation(reasons.HOST_SIZE, counts, [], because=because)
     if (ever := sum(rooms)) < shape.together:
@@ -171,7 +170,7 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
 
 def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
     """Return the hosts with enough GPUs, CPU and memory free for one replica."""
-    free = [host for host in hosts if _free(host, shape) >= shape.count]
+    free = [host for host in hosts if host.cls.rooms(_free(host, shape), shape)]
     counts["with-free-gpus"] = len(free)
     if not free:
         return _no_free_gpus(hosts, shape, counts)
@@ -185,16 +184,16 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
 
     Jobs lease them, foreign processes use them, processes of the hosts borrow them, or they are not healthy.
     """
-    missing = shape.count - max(_free(host, shape) for host in hosts)
-    unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
+    missing = shape.count - max(_free(host, shape).bit_count() for host in hosts)
+    unleased = [host for host in hosts if host.cls.rooms(_but_for_health(host, shape), shape)]
     if not unleased:
         because = "a GPU that would do is shared by jobs of another user" if _is_anothers(hosts, shape) else ""
         if shape.guest:
             which = "a GPU of one worker is" if shape.count == 1 else f"{shape.count} GPUs of one worker are"
             because = f"as a guest it starts where {which} free, or a frozen job's without a guest"
         return Explanation(reasons.BUSY, counts, hosts, missing, because=because)
-    foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
-    lending = [host for host in unleased if (_healthy(host) & host.cls.fit(shape).mask).bit_count() >= shape.count]
+    foreign = [host for host in unleased if host.cls.rooms(_but_for_foreign(host, shape), shape)]
+    lending = [host for host in unleased if host.cls.rooms(_healthy(host) & host.cls.fit(shape).mask, shape)]
     if foreign:
         reason, troubled = reasons.FOREIGN, foreign
     else:
@@ -235,13 +234,8 @@ def _now(hosts: list[Host], shape: Shape) -> int:
 
 
 def _free(host: Host, shape: Shape) -> int:
-    """Return the number of devices on which this shape could start now."""
-    if shape.mode == NO_GPU:
-        return 0
-    mask = host.open & host.cls.fit(shape).mask
-    if shape.mode > EXCLUSIVE:
-        mask |= sum(1 << slot for slot in host.rooms_on_shared(shape))
-    return max(mask.bit_count(), host.lendable_to(shape).bit_count())
+    """Return the slots on which this shape could start now."""
+    return max(host.slots_for(shape), host.lendable_to(shape), key=int.bit_count)
 
 
 def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = False) -> dict[str, Any]:
@@ -292,8 +286,8 @@ def _left_of_host(host: Host) -> str:
 
 
 def _but_for_health(host: Host, shape: Shape) -> int:
-    """Return the number of matching devices that no job leases, with quarantined ones: their jobs have ended."""
-    return ((host.free | host.worker.quarantined & host.lent) & host.cls.fit(shape).mask).bit_count()
+    """Return the matching slots that no job leases, with quarantined ones: their jobs have ended."""
+    return (host.free | host.worker.quarantined & host.lent) & host.cls.fit(shape).mask
 
 
 def _healthy(host: Host) -> int:
@@ -302,10 +296,10 @@ def _healthy(host: Host) -> int:
 
 
 def _but_for_foreign(host: Host, shape: Shape) -> int:
-    """Return the number of devices on which this shape could start now without foreign processes."""
+    """Return the slots on which this shape could start now without foreign processes."""
     foreign = sum(1 << slot for slot, (kind, _) in host.troubles.items() if kind == "foreign")
     left = host.free & host.cls.fit(shape).mask & ~(host.worker.quarantined | host.worker.unwell_mask)
-    return (left & (foreign | ~(host.busy | host.sick))).bit_count()
+    return left & (foreign | ~(host.busy | host.sick))
 
 
 def _troubles(hosts: list[Host], shape: Shape) -> list[str]:

@@ -83,3 +83,23 @@ def use_of_job(engine: Engine, job: Job) -> dict[str, Any]:
         "percent_max": max(percents),
         "memory_mib": sum(use.memory_mib or 0 for use in found),
     }
+
+
+def used_now(engine: Engine) -> list[dict[str, Any]]:
+    """Return by model the leased devices with a reading, how many GPUs' worth of them is at work, and how many idle.
+
+    A device with several sharers counts once for each.
+    """
+    found: dict[str, list[int]] = {}
+    for host in engine.fleet.hosts.values():
+        pool = host.worker.hello.get("gpu_pool", ()) if host.use else ()
+        for use in (use for uses in host.use.values() for use in uses):
+            if use.percent is not None and 0 <= use.slot < len(pool):
+                row = found.setdefault(pool[use.slot]["name"], [0, 0, 0])
+                row[0] += 1
+                row[1] += use.percent
+                row[2] += not use.percent
+    return [
+        {"model": name, "read": read, "at_work": round(percent / 100, 2), "idle": idle}
+        for name, (read, percent, idle) in sorted(found.items())
+    ]

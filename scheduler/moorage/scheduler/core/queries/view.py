@@ -57,7 +57,7 @@ class View:
         If not 0, every member runs, nothing is in progress, and queued jobs wait for an event or a known time.
         """
         engine = self._engine
-        failed = engine.alone or engine.put_off_steps or engine.put_off_jobs or engine.sessions.ahead
+        failed = engine.put_off_steps or engine.sessions.ahead
         if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
             return 0
         for worker in self._state.workers.values():
@@ -91,10 +91,6 @@ class View:
     def report_of(self, worker_num: int) -> Report | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
         return self._engine.reports.get(worker_num)
-
-    def put_off_until_ms(self, job: Job) -> int:
-        """Return the ledger time until which a job is put off because it made the scheduler fail; 0 if it is not."""
-        return self._engine.put_off_jobs.get(job.num, 0)
 
     def left_ms(self, job: Job, elapsed_ms: int, percent: int) -> tuple[int, int] | None:
         """Return (ms until `percent` of such runs have ended, number of runs known); None if none is known."""

@@ -46,7 +46,7 @@ from moorage.scheduler.core.outputs.outputs import (
 )
 from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated
 from moorage.scheduler.core.queries.usage import usage_of_job, usage_of_story
-from moorage.scheduler.core.queries.use import use_of_job, use_rows
+from moorage.scheduler.core.queries.use import use_of_job, use_rows, used_now
 from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
@@ -411,6 +411,7 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
         if oldest is not None
         else 0,
         "fits_now": fits_now(engine),
+        "used_now": used_now(engine),
         "keeps": {
             "finished_keep": engine.config.finished_keep,
             "finished_rows": engine.config.finished_rows,

@@ -17,6 +17,7 @@ from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.views import CONTENDED_AT, finished_row, held_by, standing_reasons, summary
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import reasons
+from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
@@ -93,9 +94,6 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
     if reason is reasons.PLACING and not engine.may_place(time_ms, engine.built_ms):
         because, left_ms = engine.waits_for(time_ms, engine.built_ms)
         data |= {**named(reasons.RESTORED), "because": because, "starts_in_ms": left_ms}
-    if (left_ms := View(engine).put_off_until_ms(job) - time_ms) > 0:
-        because = "a defect of the scheduler: its log has the place, and `moorage doctor` how often"
-        data |= {**named(reasons.SCHEDULER_FAILED), "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
     if "because" not in data and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
         data["because"] = last
@@ -250,8 +248,9 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     hold = job.hold or tenant.hold
     if hold is not None:
         of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-        said = as_hold(hold)
-        return {"reason": reasons.HELD.name, "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+        reason = reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
+        said = msgspec.to_builtins(as_hold(hold))
+        return {**named(reason), "because": f"{of} is {held_by(hold)}", "hold": said}
     if job.preempts is not None:
         return {"reason": reasons.PREEMPTING.name, "because": _preempted(engine, job)}
     need = shape.gpus

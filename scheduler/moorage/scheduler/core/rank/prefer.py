@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import Fit, Host
+from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank.ranker import Choice, Pack
 
@@ -46,20 +46,24 @@ class Preferring(Pack):
                 if (best is None or device.users < best_users) and fit.mask >> slot & 1 and num not in excluded:
                     host = cls.hosts[num]
                     if host.room_beside(slot, device, shape) and host.fits_host(shape):
-                        best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
+                        best, best_users = Choice(host, 1 << slot), device.users
                         if best_users == 1:
                             return best  # no shared device has fewer
         return best
 
-    def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:
-        """Return the mask of a host's devices with the most sharers, or the fewest; None if too few fit.
+    def _slots_for(self, host: Host, shape: Shape) -> int | None:
+        """Return the devices of a host with the most sharers, or the fewest; None if too few have room.
 
         Of equal ones, those with the least memory.
         """
-        users = {slot: 0 for slot in range(len(host.cls.devices)) if (host.open & fit.mask) >> slot & 1}
-        users |= {slot: host.shared[slot].users for slot in host.rooms_on_shared(shape)}
-        if len(users) < shape.count:
+        slots = host.slots_for(shape)
+        if host.cls.pick(slots, shape) is None:
             return None
+        users = {
+            slot: host.shared[slot].users if slot in host.shared else 0
+            for slot in range(slots.bit_length())
+            if slots >> slot & 1
+        }
         sign = -1 if shape.prefer == "pack" else 1
         devices = host.cls.devices
         taken = sorted(users, key=lambda slot: (sign * users[slot], devices[slot][3], slot))[: shape.count]

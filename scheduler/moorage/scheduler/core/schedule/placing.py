@@ -15,7 +15,7 @@ from moorage.scheduler.core.ledger.records import GUEST, GangPhase
 from moorage.scheduler.core.queue.order import REPLICA_MASK, QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.rank.prefer import Preferring
-from moorage.scheduler.core.rank.ranker import Choice, Ranker, whole_slots
+from moorage.scheduler.core.rank.ranker import Choice, Ranker
 
 #: how many groups can be skipped by their verdict in the time of one failed search
 A_LOOK: Final = 8
@@ -104,9 +104,9 @@ class Placing:
         Asked only after the ranker, which chooses free devices, has found no room.
         """
         for num, host in self._fleet.lending.items():
-            mask = host.lendable_to(shape)
-            if mask.bit_count() >= shape.count and num not in excluded and host.usable and host.fits_host(shape):
-                return Choice(host, whole_slots(host, mask, host.cls.fit(shape), shape.count), host.open.bit_count())
+            slots = host.cls.pick(host.lendable_to(shape), shape)
+            if slots is not None and num not in excluded and host.usable and host.fits_host(shape):
+                return Choice(host, slots)
         return None
 
     def place_more(
@@ -141,7 +141,7 @@ class Placing:
         self.item = -1
         if taken:
             self._fleet.take_all(host, shape, masks[:taken])
-            choice = Choice(host, masks[taken - 1], host.open.bit_count())
+            choice = Choice(host, masks[taken - 1])
         return taken, choice
 
     def _place_gang(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
@@ -168,12 +168,7 @@ class Placing:
         """Return whether a gang may fit, by an upper bound from the free counts: a hopeless gang costs no search."""
         if shape.mode != EXCLUSIVE:
             return True
-        room = sum(
-            free // shape.count * len(bucket)
-            for cls, _ in self._fleet.capable(shape)
-            for free, bucket in enumerate(cls.buckets)
-        )
-        return room >= shape.together
+        return sum(cls.rooms_at_most(shape) for cls, _ in self._fleet.capable(shape)) >= shape.together
 
     def _peers(self, draft: Draft, num: int) -> dict[int, int]:
         """Return the number of replicas of this job by worker number, including those placed in this pass."""

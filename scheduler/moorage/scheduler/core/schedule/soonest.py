@@ -31,9 +31,7 @@ def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]
     """Return rows of the hosts outside `excluded` that could run some of the shape, the most promising first."""
     capable = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
-        for cls, _ in fleet.capable(shape)
-        for host in cls.hosts.values()
-        if host.usable and host.worker.num not in excluded
+        for host, _ in fleet.usable(shape, excluded)
     ]
     # first those with most of the needed room free; of equal ones, those with the least running in the way
     capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
@@ -102,7 +100,7 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
         if ends and ends[-1][0] < FOREVER_MS:  # shared devices: only once all have left
             yield ends[-1][0], num, emptied
         return
-    mask, last, count = host.cls.fit(shape).mask, now, shape.count
+    mask, last = host.cls.fit(shape).mask, now
     opens, ended = mask & host.lent & ~(host.shut | host.twice), 0
     # by member the slots that later ends leave: a device with several sharers is free once the last of them has left
     later = list(accumulate((row[1] for row in reversed(ends)), or_, initial=0))[-2::-1]
@@ -115,8 +113,7 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
         ended |= slots
         cpu, memory = cpu + cpu_milli, memory + memory_mib
         open_ = (host.open | ended & opens & ~held) & mask
-        room = min(open_.bit_count() // count, emptied) if count else emptied
-        room = host.within(shape, room, cpu, memory)
+        room = host.within(shape, min(host.cls.rooms(open_, shape), emptied), cpu, memory)
         if room > last:
             last = room
             yield at, num, room

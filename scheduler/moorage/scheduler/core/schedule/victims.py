@@ -229,13 +229,7 @@ class _Search:
         self.draft = draft
         self.shape = shape
         self.right = right
-        self.hosts = {
-            num: host
-            for cls, _ in policy.fleet.capable(shape)
-            for bucket in cls.buckets
-            for num, host in bucket.items()
-            if num not in excluded
-        }
+        self.hosts = {host.worker.num: host for host, _ in policy.fleet.usable(shape, excluded)}
         self.begins = _Begins(draft.time_ms)
         self.borrowed: dict[str, int] = {}  # by tenant, GPUs that may be taken back, before this search
         self.known: dict[tuple[int, int], Victim | None] = {}
@@ -291,19 +285,21 @@ class _Search:
         None if all of them free too few. Ignores CPU, memory, and whether a gang may end as a whole.
         """
         shape = self.shape
-        free = needed = fit = may = 0
+        free = fit = may = 0
+        rooms = -1
         for priority, tenant, mask, began in rows:
             if not self._allows(tenant, priority, began) or (self._spares(tenant) and self._borrowed(tenant) <= 0):
                 continue
             if not shape.count:
                 return priority
-            if not needed:
+            if rooms < 0:
                 if host.waiting:
                     return None
-                fit, may, free = host.cls.fit(shape).mask, host.lent & ~host.shut, host.open
-                needed = ((free & fit).bit_count() // shape.count + 1) * shape.count
-            free |= mask & may
-            if (free & fit).bit_count() >= needed:
+                fit, may = host.cls.fit(shape).mask, host.lent & ~host.shut
+                free = host.open & fit
+                rooms = host.cls.rooms(free, shape)
+            free |= mask & may & fit
+            if host.cls.rooms(free, shape) > rooms:
                 return priority
         return None
 
@@ -337,7 +333,7 @@ class _Search:
             for member in mine:
                 freed |= member.mask
             devices = host.cls.fit(shape).mask & (host.open | (0 if host.waiting else freed & host.lent & ~host.shut))
-            room = devices.bit_count() // shape.count
+            room = host.cls.rooms(devices, shape)
         if shape.cpu_milli and host.cpu_milli:
             cpu = host.cpu_free + sum(self.policy.shape_of(m.replica.job).cpu_milli for m in mine)
             room = min(room, cpu // shape.cpu_milli)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from moorage.ranking.table import CLASS, CPU, FREE, KIND, ROOM, ROOMS, Ask, HostTable, Ints
+from moorage.ranking.waste import HUGE, Waste
 from moorage.scheduler.core.fleet.host import EXCLUSIVE
-from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, KIND, ROOM, ROOMS, Ask, HostTable, Ints
-from moorage.scheduler.core.rank.waste import HUGE, Waste
 
 
 def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> Ints:

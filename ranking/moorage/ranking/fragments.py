@@ -17,16 +17,15 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from moorage.ranking.gains import gains, gains_by_device
+from moorage.ranking.mix import Mix
+from moorage.ranking.prices import Prices
+from moorage.ranking.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
+from moorage.ranking.waste import Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
-from moorage.scheduler.core.rank.gains import gains, gains_by_device
-from moorage.scheduler.core.rank.mix import Mix
-from moorage.scheduler.core.rank.pressure import Pressure
-from moorage.scheduler.core.rank.prices import Prices, gpu_percent
-from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
-from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
-from moorage.scheduler.core.rank.waste import Waste
+from moorage.scheduler.core.rank.ranker import Choice, Pack
 
 Keys = npt.NDArray[np.int32 | np.int64]
 
@@ -44,6 +43,9 @@ AVOID_BITS: Final = 44
 WORDS_BITS: Final = 28
 #: prices are recomputed when the fleet has grown or shrunk by this part
 GREW_PART: Final = 16
+#: replicas placed between two looks at what is left: one for each `LOOK_HOSTS` hosts, at least `LOOK_MIN`
+LOOK_HOSTS: Final = 8
+LOOK_MIN: Final = 32
 #: a mix is large with this many shapes, or CPU demands, times kinds of devices: its tables are made in parts
 LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
@@ -77,9 +79,9 @@ class Fragments(Pack):
         self._stamp: tuple[int, ...] = (0,)
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
-        self._pressure: Pressure | None = None
         self._made = 0  # grows with all new tables; stamps may repeat while their tables differ
         self._hosts = 0
+        self._decided = 0  # replicas placed since the last look at what is left
         #: the stamp of the tables being made, and the parts that remain; for the mix at the time it began
         self._renewal: tuple[tuple[int, ...], Iterator[None]] | None = None
         self._parts = 0  # parts made since the last choices
@@ -94,8 +96,7 @@ class Fragments(Pack):
         if self._is_plain(fleet, shape):
             return super().choose(fleet, shape, avoid, excluded)
         table = self._look(fleet)
-        assert self._pressure is not None
-        self._pressure.decided(1)
+        self._decided += 1
         found = self._scores_of(table, shape)
         keys = found.keys
         nowhere = NOWHERE
@@ -109,11 +110,11 @@ class Fragments(Pack):
         host = table.hosts[row]
         assert host is not None
         if shape.mode == NO_GPU:
-            return Choice(host, 0, host.bucket)
+            return Choice(host, 0)
         if shape.mode == EXCLUSIVE:
-            fit = host.cls.fit(shape)
-            mask = whole_slots(host, host.open & fit.mask, fit, shape.count)
-            return Choice(host, mask, host.open.bit_count() - shape.count)
+            slots = host.pick(shape)
+            assert slots is not None, "its row says that it has room"
+            return Choice(host, slots)
         return self._shared(table, found, row, avoid, excluded)
 
     # --------------------------------------------------------------------------------- keeping up
@@ -163,6 +164,8 @@ class Fragments(Pack):
             return True
         table = self._table_of(fleet)
         stamp = self._stamp_of(table)
+        if stamp == self._stamp:
+            self._look_at_what_is_left(table)
         if stamp == self._stamp or not self._is_large(table) or self._parts >= PARTS_MAX:
             self._renewal, self._parts = None, 0  # in one go, if the fleet keeps changing
             return True
@@ -174,6 +177,13 @@ class Fragments(Pack):
         self._renewal, self._parts = None, 0
         self._renewed = True
         return True
+
+    def _look_at_what_is_left(self, table: HostTable) -> None:
+        """Renew the charge for what is left, once enough was placed; between records, so a record has one."""
+        assert self._prices is not None
+        if self._decided >= max(LOOK_MIN, len(table) // LOOK_HOSTS):
+            self._decided = 0
+            self._made += self._prices.look(table)
 
     def _is_large(self, table: HostTable) -> bool:
         shapes = self.mix.all()
@@ -187,13 +197,13 @@ class Fragments(Pack):
         if table is None or table.fleet is not fleet:
             table = self._table = HostTable(fleet)
             self._scores.clear()
-            self._prices = self._pressure = None
+            self._prices = None
         else:
             table.look()
         return table
 
     def _stamp_of(self, table: HostTable) -> tuple[int, ...]:
-        """Return what identifies the tables of waste, prices and pressure: the fleet's kinds and size, and the mix."""
+        """Return what identifies the tables of waste and prices: the fleet's kinds and size, and the mix."""
         hosts = len(table) - table.dead
         if abs(hosts - self._hosts) * GREW_PART > self._hosts:
             self._hosts = hosts  # prices are for a fleet of this size
@@ -206,11 +216,9 @@ class Fragments(Pack):
         prices = Prices(table, mix, self._prices)
         yield from prices.settling()
         yield
-        pressure = Pressure(table, mix)
-        yield
         waste = Waste(table, top, AHEAD)
         yield
-        self._prices, self._pressure, self._waste = prices, pressure, waste
+        self._prices, self._waste = prices, waste
         self._stamp = stamp
         self._made += 1
         self._step = STEP_MILLI * waste.weight
@@ -222,8 +230,6 @@ class Fragments(Pack):
         if stamp != self._stamp:
             for _ in self._renewing(table, stamp):
                 pass
-        elif self._pressure is not None and not self._pressure.until_look():
-            self._made += self._pressure.look(table)
         return table
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
@@ -245,7 +251,8 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
+            assert self._prices is not None
+            found.charges = self._prices.charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         rows: Ints | None = None
@@ -261,11 +268,6 @@ class Fragments(Pack):
         self._score(table, found, rows)
 
     # ------------------------------------------------------------------------------------ scoring
-
-    def _charges(self, table: HostTable, shape: Shape) -> Ints:
-        assert self._prices is not None
-        assert self._pressure is not None
-        return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
 
     def _score(self, table: HostTable, found: Scores, rows: Ints | None) -> None:
         """Compute the scores of those rows (or of all) where the shape may fit."""
@@ -298,7 +300,7 @@ class Fragments(Pack):
             slot = int(gains_by_device(table, self._waste, ask, row).argmax())
             device = host.shared.get(slot)
             if host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape):
-                return Choice(host, 1 << slot, host.open.bit_count())
+                return Choice(host, 1 << slot)
         return super().choose(table.fleet, shape, avoid, excluded)
 
     def held_bytes(self) -> int:
@@ -316,11 +318,7 @@ class Fragments(Pack):
         if self.mix.version == 0 or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
             return super().again(choice, shape, most)
         table, host, count = self._table, choice.host, shape.count
-        pressure = self._pressure
-        if table is None or pressure is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
-            return []
-        most = min(most, pressure.until_look())
-        if not most:
+        if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
             return []
         found = self._scores_of(self._look(table.fleet), shape)
         row, keys = table.row_of[host.worker.num], found.keys
@@ -330,12 +328,7 @@ class Fragments(Pack):
         other = int(keys.argmin())
         rival = (int(keys[other]), other)
         keys[row] = own
-        fit = host.cls.fit(shape)
-        free = host.open & fit.mask
-        masks: list[int] = []
-        for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
-            masks.append(whole_slots(host, free, fit, count))
-            free ^= masks[-1]
+        masks = host.pick_more(shape, most)
         cells = np.repeat(table.cells[:, row : row + 1], len(masks), axis=1)
         for number, mask in enumerate(masks[:-1]):
             taken = [ROOM + slot for slot in range(table.width) if mask >> slot & 1]
@@ -348,7 +341,7 @@ class Fragments(Pack):
             if (key, row) > rival:
                 masks = masks[:number]
                 break
-        pressure.decided(len(masks))
+        self._decided += len(masks)
         return masks
 
 

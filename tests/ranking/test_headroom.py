@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.ranking.headroom import Headroom, score, utilisation_percent
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.host import Host
-from moorage.scheduler.core.rank.headroom import Headroom, score, utilisation_percent
-from moorage.scheduler.core.rank.rankers import RANKERS
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.frames import Load, SlotLoad
 from tests.scheduler.driving import Driving
 
@@ -26,7 +26,7 @@ def report(drive: Driving, worker: str, util_percent: int) -> None:
 
 
 def test_the_configuration_selects_it_by_name() -> None:
-    assert isinstance(RANKERS["headroom"](), Headroom)
+    assert ranker_class("headroom") is Headroom
     assert headroom().engine.planner.placing.ranker.name == "headroom"
     assert Driving().engine.planner.placing.ranker.name == "fragments"
 

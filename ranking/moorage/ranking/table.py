@@ -23,7 +23,6 @@ from moorage.schemas.memo import Memo
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 #: the room of a device that takes no job or does not exist: one above the largest
 NO_ROOM: Final = 101
@@ -142,16 +141,12 @@ class HostTable:
         for num in nums:
             self._append(num, fleet.hosts[num])
 
-    def changed_since(self, seen: int) -> Ints:
-        """Return the rows that changed after this change number."""
-        return (self.changed[: len(self.nums)] > seen).nonzero()[0]
-
     def written_since(self, seen: int) -> Ints:
-        """Return the rows of `changed_since` in any order, possibly repeated; fast if they are few."""
+        """Return the rows that changed after this change number, in any order, possibly repeated; fast if few."""
         count = self.changes - seen
         start = seen % WRITTEN_KEPT
         if count * WRITTEN_PART > len(self.nums) or start + count > WRITTEN_KEPT:
-            return self.changed_since(seen)
+            return (self.changed[: len(self.nums)] > seen).nonzero()[0]
         return self._written[start : start + count]
 
     def modes_of(self, rows: Ints) -> Ints:

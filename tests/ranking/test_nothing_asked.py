@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import pytest
 
+from moorage.ranking.mix import LOOK_FIRST
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.rank.mix import LOOK_FIRST
-from moorage.scheduler.core.rank.rankers import RANKERS
+from moorage.scheduler.core.rank.rankers import PLACES
 from tests.scheduler.driving import Driving
 
 T4: Final = "NVIDIA T4"
@@ -47,7 +47,7 @@ def test_whatever_is_asked_of_whatever_fleet_is_decided(requests: str, fleet: st
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
-@pytest.mark.parametrize("ranker", sorted(RANKERS.keys() - {"fragments"}))
+@pytest.mark.parametrize("ranker", sorted(PLACES.keys() - {"fragments"}))
 def test_every_ranker_decides_on_every_fleet(ranker: str, fleet: str) -> None:
     _decided(ranker, [request for requests in REQUESTS.values() for request in requests], *FLEETS[fleet])
 

@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
+from moorage.ranking.table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, HostTable, Ints
 from moorage.scheduler.core.fleet.host import NO_GPU
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.rank.table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, HostTable, Ints
 
 #: the weights of a mix add up to about this
 WEIGHTS: Final = 1 << 14

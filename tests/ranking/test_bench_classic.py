@@ -11,9 +11,8 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.rank.ranker import Pack
-from moorage.scheduler.core.rank.rankers import MOVED, MOVED_TO, maker_of
 from moorage.schemas.gpu import GpuSpec, Share
-from tests.scheduler.rank.test_rank_fragments import add, asked, fits, request, worker
+from tests.ranking.test_fragments import add, asked, fits, request, worker
 
 T4 = "NVIDIA T4"
 
@@ -32,15 +31,6 @@ def chosen(name: str, fleet: Fleet, shape: Shape) -> tuple[int, int]:
     choice = CLASSIC[name]().choose(fleet, shape, {}, frozenset())
     assert choice is not None
     return choice.host.worker.num, choice.mask
-
-
-def test_what_moved_out_is_refused_with_where_it_is_now() -> None:
-    assert set(MOVED) == set(CLASSIC)
-    for name, policy in CLASSIC.items():
-        with pytest.raises(ValueError, match=f"^ranker must be pack, .* found '{name}', which moved") as refused:
-            maker_of(name)
-        assert f"{MOVED_TO}:{MOVED[name]} " in str(refused.value)
-        assert maker_of(f"{MOVED_TO}:{MOVED[name]}") is policy
 
 
 def test_best_fit_leaves_least_of_the_sum_of_both() -> None:

@@ -6,18 +6,18 @@ import random
 
 import pytest
 
+from moorage.ranking import fragments as fragments_module
+from moorage.ranking import table as table_module
+from moorage.ranking import waste as waste_module
+from moorage.ranking.fragments import Fragments
+from moorage.ranking.mix import LOOK_FIRST
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.state import Worker
-from moorage.scheduler.core.rank import fragments as fragments_module
-from moorage.scheduler.core.rank import table as table_module
-from moorage.scheduler.core.rank import waste as waste_module
-from moorage.scheduler.core.rank.fragments import Fragments
-from moorage.scheduler.core.rank.mix import LOOK_FIRST
 from moorage.scheduler.core.rank.ranker import Choice, Pack
-from moorage.scheduler.core.rank.rankers import RANKERS
+from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.gpu import GpuSpec, Share, Sharing
 from moorage.schemas.job import Request, Resources, Run
 from tests.scheduler.driving import Driving
@@ -286,7 +286,7 @@ def test_several_devices_of_a_host_are_linked_ones(
         device["numa"] = numa[device["index"]] if numa else -1
     host = add(fleet, made)
     fleet.take(host, shapes.of(request(GpuSpec(count=len(taken)))), sum(1 << slot for slot in taken))
-    choice = RANKERS[name]().choose(fleet, shapes.of(request(GpuSpec(count=count))), {}, frozenset())
+    choice = ranker_class(name)().choose(fleet, shapes.of(request(GpuSpec(count=count))), {}, frozenset())
     assert choice is not None
     assert [slot for slot in range(8) if choice.mask >> slot & 1] == slots
 

@@ -35,22 +35,12 @@ class Headroom(Pack):
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if shape.spread:
             return self._spread(fleet, shape, avoid, excluded)
-        best: Choice | None = None
-        best_key = (0, 0, 0, 0)
-        for cls, fit in fleet.capable(shape):
-            for num, host in cls.hosts.items():
-                if host.bucket < 0 or num in excluded or not host.fits_host(shape):
-                    continue
-                least = (-fit.rank, -score(host))
-                if best is not None and least > best_key[:2]:
-                    continue
-                mask = self._slots_for(host, shape, fit)
-                if mask is None:
-                    continue
-                key = (*least, cls.memory_of(mask), num)
-                if best is None or key < best_key:
-                    best, best_key = Choice(host, mask, host.open.bit_count() - shape.count), key
-        return best
+        return self.least(
+            fleet,
+            shape,
+            excluded,
+            lambda host, fit, slots: (-fit.rank, -score(host), host.cls.memory_of(slots), host.worker.num),
+        )
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         return []  # Pack's shortcut does not hold here: each replica is chosen by itself

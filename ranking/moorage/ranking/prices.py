@@ -6,9 +6,13 @@ one left over becomes cheaper, until both agree (a tatonnement; the fixed point 
 "which requests go to which hosts so that most GPUs are used"). So CPU beside idle devices has a price where it is
 scarce and none where it is plentiful, and requests without a GPU go where they harm least.
 
-Prices belong to a fleet and a mix, whatever runs there now; the pressure (`pressure.py`) covers what is left at the
-moment. All values are integers, without clock, chance or floats, in units of 1 / `ONE` of an idle GPU: the same mix and
-fleet give the same prices on every machine.
+Prices belong to a fleet and a mix, whatever runs there now. Devices of which little is left for those who need them are
+dearer by a charge of their own (`look`): were the mix spread over the devices that are left, each class in proportion
+over the markets that can run it, then each would be asked for so often, against the mean of all. So the last devices of
+a model go to requests that name it, where others have a choice.
+
+All values are integers, without clock, chance or floats, in units of 1 / `ONE` of an idle GPU: the same mix and fleet
+give the same prices on every machine.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from typing import Final
 
 import numpy as np
 
+from moorage.ranking.table import NO_ROOM, RANKS_MAX, ROOM, TYPE, HostTable, HostType, Ints
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
-from moorage.scheduler.core.rank.table import RANKS_MAX, TYPE, HostTable, HostType, Ints
 from moorage.schemas.memo import Memo
 
 #: the value of one idle GPU
@@ -45,6 +49,15 @@ MARKETS_MAX: Final = 256
 CELLS_MAX: Final = 8_192
 #: the weight of a price against fragmentation, in halves
 PRICE_HALVES: Final = 4
+
+#: the charge of a GPU that is asked for as often as the mean is 1 / this of a GPU; `WANTED_ONE` is the mean
+WANTED_PART: Final = 3
+WANTED_ONE: Final = 1 << 10
+WANTED_MAX: Final = 2 * WANTED_ONE
+#: a change up to this keeps the old charge: a new one means that every host is scored again
+WANTED_MOVED: Final = WANTED_ONE // 16
+#: this many 64ths of the empty fleet always count as left: some of it becomes free again
+LEFT_ALWAYS: Final = 2
 
 _POWERS: Final = np.array([round(32768 * 2 ** (-n / 16)) for n in range(16)], np.int64)
 
@@ -95,6 +108,10 @@ class Prices:
         self.priced = 0 < count <= MARKETS_MAX and total > 0
         self._unit: Ints = self.worth >> 8
         self._over: Ints = np.zeros((3, count), np.int64)  # prices of GPU, CPU and memory above `FLOOR`
+        #: by class its part of all GPUs asked for, in 2^-20, and 1 for each market that can run it
+        self._asked: Ints = np.zeros((0, 1), np.int64)
+        self._reach: Ints = np.zeros((0, count), np.int64)
+        self._wanted: Ints = np.zeros(count, np.int64)
         self._to_settle = table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN
 
     def settling(self) -> Iterator[None]:
@@ -102,6 +119,22 @@ class Prices:
         if self.priced:
             yield from self._settle(*self._to_settle)
         self._over = np.vstack((self.gpu, self.host)) - FLOOR
+        self.look(self._to_settle[0])
+
+    def look(self, table: HostTable) -> bool:
+        """Recompute the charge for what is left, and use it if it changed enough; return whether it did."""
+        rooms = table.cells[ROOM:, : len(table)]
+        room = np.where(rooms == NO_ROOM, 0, rooms).sum(0)
+        left = np.bincount(self.types.take(table.cells[TYPE, : len(table)]), room, len(self.gpus)).astype(np.int64)
+        left += self.gpus * 100 * LEFT_ALWAYS >> 6
+        there = self._reach * left
+        asked = (self._asked * there // np.maximum(1, there.sum(1, keepdims=True))).sum(0)
+        mean = np.maximum(1, self._asked.sum() * left // max(1, int(left.sum())))
+        wanted = np.minimum(WANTED_MAX, asked * WANTED_ONE // mean)
+        if int(np.abs(wanted - self._wanted).max(initial=0)) <= WANTED_MOVED:
+            return False
+        self._wanted = wanted
+        return True
 
     def settle(self) -> Prices:
         """Compute the prices at once, and return them."""
@@ -124,6 +157,15 @@ class Prices:
                 ok = fits[key] = self.allowed(table, shape)
             entry = (gpu, shape.cpu_milli, shape.memory_mib, ok.tobytes())
             found[entry] = found.get(entry, 0) + number
+        reaching: dict[bytes, int] = {}
+        for (gpu, _, _, reach), number in found.items():
+            if gpu and any(reach):
+                reaching[reach] = reaching.get(reach, 0) + gpu * number
+        if reaching:
+            most = sorted(reaching.items(), key=lambda pair: -pair[1])[:CLASSES_MAX]
+            every = sum(gpus for _, gpus in most)
+            self._asked = np.array([[(gpus << 20) // every] for _, gpus in most], np.int64)
+            self._reach = np.array([np.frombuffer(reach, np.int64) for reach, _ in most])
         rows = [
             (gpu, cpu, memory, np.frombuffer(ok, np.int64), number)
             for (gpu, cpu, memory, ok), number in found.items()
@@ -202,11 +244,10 @@ class Prices:
         for_all = asked * int(self.stock[0].sum())  # what `cpu` would be if all GPUs and all CPU were asked for
         return 100 * total * for_all // (cpu * counted) if 0 < for_all < cpu * counted else 100 * total
 
-    def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
+    def charges(self, table: HostTable, shape: Shape) -> Ints:
         """Return the cost of a shape on each type of host above the cheapest usable type, in thousandths of a GPU.
 
-        `pressed` is the charge for pressure, by type of host. If nothing is priced, or no type can run the shape, all
-        are 0.
+        If nothing is priced, or no type can run the shape, all are 0.
         """
         runs_on = self._types_for(table, shape)
         if not self.priced or not len(runs_on):
@@ -214,7 +255,8 @@ class Prices:
         # thousandths of a GPU
         worth = np.minimum(np.array([[shape.cpu_milli], [shape.memory_mib]]) * 1000 * self._unit >> 24, 1 << 24)
         cost = gpu_percent(table, shape) * 10 * self._over[0] + (worth * self._over[1:]).sum(0)
-        total = (PRICE_HALVES * cost >> 17).take(self.types) + pressed
+        wanted = self._wanted * gpu_percent(table, shape) * 10 // (WANTED_ONE * WANTED_PART)
+        total = ((PRICE_HALVES * cost >> 17) + wanted).take(self.types)
         total -= np.minimum.reduce(total.take(runs_on))
         above: Ints = np.maximum(0, total)
         return above

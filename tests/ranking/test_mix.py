@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from moorage.scheduler.core.fleet.shape import Shape, Shapes
-from moorage.scheduler.core.rank.mix import (
+from moorage.ranking.mix import (
     DRIFT_EVERY,
     DRIFT_PERCENT,
     LOOK_EVERY,
@@ -15,8 +14,9 @@ from moorage.scheduler.core.rank.mix import (
     UNIT,
     Mix,
 )
+from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec
-from tests.scheduler.rank.test_rank_fragments import request
+from tests.ranking.test_fragments import request
 
 
 def test_the_mix_changes_when_requests_do_and_forgets_the_old_ones() -> None:

@@ -7,15 +7,15 @@ import random
 import numpy as np
 import pytest
 
+from moorage.ranking.gains import gains, gains_by_device
+from moorage.ranking.table import CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable
+from moorage.ranking.waste import HUGE, Waste
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
-from moorage.scheduler.core.rank.gains import gains, gains_by_device
-from moorage.scheduler.core.rank.ranker import Pack, whole_slots
-from moorage.scheduler.core.rank.table import CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable
-from moorage.scheduler.core.rank.waste import HUGE, Waste
+from moorage.scheduler.core.rank.ranker import Pack
 from moorage.schemas.gpu import GpuSpec, Share, Sharing
-from tests.scheduler.rank.test_rank_fragments import MODELS, add, asked, request, worker
+from tests.ranking.test_fragments import MODELS, add, asked, request, worker
 
 
 def _fleet(chance: random.Random, kinds: list[Shape], mixed: bool) -> Fleet:
@@ -71,9 +71,9 @@ def test_a_gain_is_what_is_wasted_less_once_it_is_placed(seed: int, modes: tuple
                         assert one == _wasted_less(table, waste, row, shape, 1 << slot, need)
                         shared += 1
             elif len({device[1:] for device in host.cls.devices}) <= 1:  # else it is counted as of one kind
-                fit = host.cls.fit(shape)
-                mask = whole_slots(host, host.open & fit.mask, fit, shape.count) if shape.mode == EXCLUSIVE else 0
-                assert gain == _wasted_less(table, waste, row, shape, mask, 100)
+                slots = host.pick(shape)
+                assert slots is not None
+                assert gain == _wasted_less(table, waste, row, shape, slots, 100)
                 compared += 1
     assert compared > 100
     assert shared > 10
