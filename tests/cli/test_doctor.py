@@ -132,6 +132,24 @@ def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
         assert all(name in found.found for name in lacking)
 
 
+def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_behind() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+
+    def told(behind: int, *gaps: list[int]) -> tuple[str, str]:
+        rows = checks_fleet.of_fleet({**fleet, "follower": {"behind": behind, "gaps": list(gaps)}})
+        (found,) = [check for check in rows if check.name == "follower"]
+        return found.verdict, found.found
+
+    assert told(0) == told(checks_fleet.BEHIND_MAX) == ("ok", "history is written and GPU time counted, without a gap")
+    assert told(checks_fleet.BEHIND_MAX + 1)[0] == "warn"
+    hour = 3_600_000
+    verdict, words = told(0, [0, hour, 7], [hour, 2 * hour, 1])
+    assert verdict == "warn"
+    assert "from 1970-01-01T01:00:00Z to 1970-01-01T02:00:00Z: 1 record of the ledger" in words
+    assert "(such gaps: 2)" in words
+    assert "counted up to 1970-01-01T01:00:00Z: 7 records" in told(0, [0, hour, 7])[1]
+
+
 def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
     fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
     assert "queue-room" not in {check.name for check in checks_fleet.of_fleet(fleet)}

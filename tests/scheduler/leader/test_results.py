@@ -43,7 +43,7 @@ def test_the_message_that_a_worker_names_is_told_wherever_the_end_is(result: int
     assert event["changes"][-1]["result"] == result
     assert "why" not in event
     packing = story.Packing(drive.state, "t")
-    assert packing.add(job, with_request=True)
+    assert packing.add(job, [], with_request=True)
     frame = read_frame(packing.frame())
     assert list(changes_in(frame, frame.jobs[0])) == told[1:]
 

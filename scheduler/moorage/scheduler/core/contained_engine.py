@@ -278,10 +278,10 @@ class ContainedEngine(Engine):
     def _rebuild(self, mono_ms: int) -> None:
         """Rebuild all tables from the state and from what workers reported in this term."""
         contained, hosts, ahead = self.containment, self.fleet.hosts, self.sessions.ahead
-        moved_seq, dropped = self.admission.moved_seq, self.retention.dropped
+        moved_seq = self.admission.moved_seq
         looked_ms, built_ms = self._looked_ms, self._built_ms
         self._make_parts(mono_ms)
-        self.admission.moved_seq, self.retention.dropped = moved_seq, dropped
+        self.admission.moved_seq = moved_seq
         self._looked_ms, self._built_ms = looked_ms, built_ms
         self.sessions.ahead.update(ahead)
         self.timers.put_off = contained.timers

@@ -24,7 +24,6 @@ from moorage.scheduler.core.events import (
     Event,
     FromWorker,
     Order,
-    PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
@@ -228,10 +227,6 @@ class Engine:
         """Apply a load frame to the fleet view at once; load is never recorded in the ledger."""
         self.sessions.load(worker_id, frame, mono_ms)
 
-    def kept(self, job: Job, sequence: int) -> None:
-        """Note that the history holds all of this ended job's transitions at `sequence`, so memory may drop them."""
-        job.kept = sequence
-
     def refuses(self, tenant: str, verb: str) -> Problem | None:
         """Return with which problem a tenant's requests of this verb are refused unread now; None if they are not.
 
@@ -360,15 +355,12 @@ class Engine:
         self.pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | PartKept | Resign | Ask) -> None:
+    def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | Resign | Ask) -> None:
         draft = flight.draft
         if isinstance(event, Order):
             flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
-        elif isinstance(event, PartKept):
-            if event.num in self.state.jobs:
-                draft.add(acts.Part(event.num, event.seq, event.first, event.last))
         elif isinstance(event, Resign):
             draft.add(acts.Resign())
         else:
@@ -538,8 +530,7 @@ class Engine:
         out = Outputs()
         first = [job for job in flight.draft.started if not job.started]
         folded = fold(self.state, flight.record, seq)
-        out.ended, out.long = folded.ended, list(folded.long.values())
-        self.retention.dropped += folded.dropped
+        out.ended = folded.ended
         self._follow(flight, folded, first, out, mono_ms)
         self._untold = flight, folded
         return out

@@ -172,28 +172,16 @@ class SnapshotTaken:
         self.digest = digest
 
 
-class PartKept:
-    """The history holds revisions `first` to `last` of a job in its message `seq`, so memory may drop them."""
-
-    __slots__ = ("first", "last", "num", "seq")
-
-    def __init__(self, num: int, seq: int, first: int, last: int) -> None:
-        self.num = num
-        self.seq = seq
-        self.first = first
-        self.last = last
-
-
 class Resign:
     """The leader is stopping; its last record says so."""
 
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Order | Ask | SnapshotTaken | Resign
 
 #: all events except submits, cancels and QueueRead
-Rest = FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
+Rest = FromWorker | Order | Ask | SnapshotTaken | Resign
 
 
 def is_urgent(event: Rest) -> bool:

@@ -195,11 +195,11 @@ class Scheduler(Parts):
                     group.create_task(keep_running(name, work, failed))
                     for name, work in (
                         ("reading the durable queue", reign.queue_reader.run),
-                        ("writing the history", reign.history.run),
                         ("inspecting devices", questions.inspection.run),
                         ("following jobs that wait", questions.foresight.run),
                         ("the fleet frame", reign.report),
                         ("snapshots", reign.snapshot),
+                        ("following the ledger", reign.follower.run),
                         ("watching the ledger's copies", self.copies.watch),
                     )
                 ]

@@ -45,6 +45,8 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.ledger")
 #: a wall clock that differs this much from the server's is logged
 CLOCK_OFF_S_MAX: Final = 5.0
+#: the bound of a ledger whose stream has none: half of it may wait for the follower
+BYTES_MAX: Final = 4 * 1024**3
 #: how long to wait for a read of the stream's end before the append is sent again: a read sent while the stream had no
 #: leader is never answered. Waiting ten seconds cost every worker of a cluster a third of its lease, long after the
 #: servers were back
@@ -138,6 +140,10 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------ reading
 
+    async def last_seq(self) -> int:
+        """Return the stream's last sequence. Raises `BusError`."""
+        return (await self._js.stream_info(self._subjects.ledger_stream)).last_seq
+
     async def follow(self, state: State, patience_s: float = API_TIMEOUT_S) -> int:
         """Fold the records after `state.seq` into the state. Raises `LedgerGap`, `LedgerBroken`, `BusError`.
 
@@ -216,6 +222,12 @@ class Ledger:
             elif isinstance(act, acts.Restored):
                 state.former_id = act.formerly
         return state
+
+    async def is_half_full(self) -> bool:
+        """Return whether the ledger has half of the bytes of its bound; of `BYTES_MAX`, if its stream has none."""
+        info = await self._js.stream_info(self._subjects.ledger_stream)
+        bound = info.config.get("max_bytes", -1)
+        return 2 * info.size_bytes >= (bound if bound > 0 else BYTES_MAX)
 
     async def purge_below(self, seq: int) -> int:
         """Delete the records below a sequence, and return how many (ledger-rules H36).

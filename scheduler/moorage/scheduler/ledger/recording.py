@@ -28,7 +28,6 @@ from moorage.scheduler.core.events import (
     Event,
     FromWorker,
     Order,
-    PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
@@ -38,7 +37,7 @@ from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.ledger.state import Job, State
+from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting
 from moorage.scheduler.core.outputs.outputs import Outputs, slots_of
 from moorage.scheduler.core.rank.rankers import ranker_class
@@ -139,10 +138,6 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("load", worker_id, _encode(frame), mono_ms)
         super().offer_load(worker_id, frame, mono_ms)
 
-    def kept(self, job: Job, sequence: int) -> None:
-        self._recorder.put("kept", job.num, sequence)
-        super().kept(job, sequence)
-
     def build(self, time_ms: int, mono_ms: int) -> bytes:
         payload = super().build(time_ms, mono_ms)
         self._recorder.put("build", time_ms, mono_ms, payload)
@@ -167,8 +162,6 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator
         case SnapshotTaken():
             return "snapshot", event.name, event.seq, event.digest
-        case PartKept():
-            return "part", event.num, event.seq, event.first, event.last
         case _:
             return ("resign",)
 
@@ -191,8 +184,6 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
         case "snapshot":
             return SnapshotTaken(*rest)
-        case "part":
-            return PartKept(*rest)
         case "resign":
             return Resign()
     raise CannotReplay(f"this release knows no event {kind!r}")
@@ -338,8 +329,6 @@ class _ReplayedReign:
                 engine.offer(_read(engine, rest[0], rest[1:]))
             case "load":
                 engine.offer_load(rest[0], _load(rest[1]), rest[2])
-            case "kept":
-                engine.kept(engine.state.jobs[rest[0]], rest[1])
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
             case "commit":

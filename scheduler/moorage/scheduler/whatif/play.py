@@ -134,8 +134,6 @@ class Play:
         out = self.engine.commit(self.engine.state.seq + 1, self._mono_ms)
         self.engine.complete(out)
         self.records += 1
-        for job in out.ended:
-            job.kept = 1  # as if written to the history
         self.on_outputs(out)
         for _, payload, _ in out.messages:
             self._obey(_decode_wanted(payload))

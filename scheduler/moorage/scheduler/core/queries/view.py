@@ -85,11 +85,6 @@ class View:
         return ""
 
     @property
-    def history_dropped(self) -> int:
-        """The number of jobs, and of transitions of long stories, that left memory before the history had them."""
-        return self._engine.retention.dropped
-
-    @property
     def waits(self) -> dict[str, Any]:
         """How long jobs waited for their start in this term, by class."""
         return self._engine.waited.as_data()
