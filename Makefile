@@ -10,7 +10,7 @@ ROOMS  := schemas system bus scheduler ranking worker client testing tests bench
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help test test-slow test-all types lint check demo dist docs site sim mutants bench release-check clean
+.PHONY: help test test-slow types lint check demo dist docs site sim mutants bench release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -24,10 +24,8 @@ $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launc
 test: $(STAMP)  ## the tests, in some four minutes on two cores (real nats-server from the wheel; no GPU needed)
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow"
 
-test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow
-
-test-all: test test-slow  ## those, and the slow ones
+test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds (no images)
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image"
 
 types: $(STAMP)  ## mypy, strict, sources and tests
 	$(BIN)/mypy
@@ -62,7 +60,7 @@ mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: python -m bench.<name>
 	$(BIN)/python -m bench.run
 
-release-check: test-all types lint site  ## what a release needs beyond CI: hours on two cores
+release-check: test test-slow types lint site  ## what a release needs beyond CI: hours on two cores
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
 	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py tests/deploy/test_kubernetes.py -k kubernetes

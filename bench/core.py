@@ -70,7 +70,7 @@ def finished_table(rows: int) -> dict[str, float]:
     """Memory of the table of finished jobs, full."""
     before, table = rss_mib(), FinishedTable()
     for number in range(rows):
-        table.add(job_key("t0", f"j{number:015d}"), b"8 bytes.", number, SUCCEEDED, number)
+        table.add(job_key("t0", f"j{number:015d}"), b"8 bytes.", number, SUCCEEDED)
     return {"mib": rss_mib() - before, "rows": len(table)}
 
 

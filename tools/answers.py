@@ -20,10 +20,12 @@ FLEET: Final[dict[str, str]] = {
     "finished_kept": "number of ended jobs in memory",
     "finished_window_ms": "age of the oldest ended job in memory, ms",
     "keeps": "seconds for which ended jobs and their history are kept, and their bounds",
-    "history": "the writer of the history: what waits, was written, refused, dropped",
+    "follower": "what writes the history and counts GPU time: how many records of the ledger it is behind, its `gaps` "
+    "(from and until when in ms, how many records), the stories that wait, and what was written since it began",
     "feature_level": "feature level of the ledger's records",
-    "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether the `plain_ranker` is used"
-    " or `safe_mode` holds, the `tenants` and `workers` that wait for it, and the `last` failure with its time",
+    "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether `pack` ranks as the"
+    " `plain_ranker`, which verbs of which tenants are `refused` for now, the `workers` that are kept out, and"
+    " the `last` failure with its time",
     "request_queue": "the fullest stream of the durable queue: `messages`, `bytes`, `bytes_max` (0: no bound), and its"
     " `tenant` if it is one tenant's own",
     "appends": "appends to the ledger in this term: `records`, and the `seconds` that they took together",

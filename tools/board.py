@@ -75,11 +75,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "s",
             {_most(_quantile("tenant_wait_seconds", 0.9, "tenant")): "{{tenant}}"},
         ),
-        Panel(
-            "Waiting, and live",
-            "short",
-            {"moorage_queued_replicas": "replicas that wait", "moorage_live_jobs": "live jobs"},
-        ),
+        Panel("Replicas that wait, by reason", "short", {"moorage_waiting_replicas": "{{reason}}"}, stacked=True),
     ),
     "Tenants": (
         Panel(
@@ -158,7 +154,7 @@ def metrics() -> dict[str, str]:
     tenant = TenantRow("vision", 0, 0, limit=Limit(gpus=1))
     waits = {"buckets_s": [1.0], "rows": [{"gpus": "1", "tenant": "vision", "jobs": [0, 0], "sum_s": 0.0}]}
     usage = [{"tenant": "vision", "model": "H100", "gpu_s": 0.0, "used_gpu_s": 0.0}]
-    return {family.name: family.documentation for family in families(fleet, [tenant], waits, usage)}
+    return {family.name: family.documentation for family in families(fleet, [tenant], waits, usage, {})}
 
 
 def named(query: str) -> list[str]:

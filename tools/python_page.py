@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import NoneType, UnionType
@@ -355,8 +356,11 @@ def _bounds(extra: tuple[Any, ...]) -> str:
 
 
 def _table(rows: list[tuple[str, str, str, str]]) -> str:
-    wide = 4 if any(row[3] for row in rows) else 3
-    return _lines([("name", "type", "default", "what")[:wide], *(row[:wide] for row in rows)])
+    """The fields: a table where one of them is explained, else a sentence, since their class explains them."""
+    if any(row[3] for row in rows):
+        return _lines([("name", "type", "default", "what"), *rows])
+    told = (f"{name} ({kind}{'' if default == 'required' else f' = {default}'})" for name, kind, default, _ in rows)
+    return "\n".join(textwrap.wrap(f"Fields: {', '.join(told)}.", 140, break_long_words=False, break_on_hyphens=False))
 
 
 def _lines(rows: Sequence[tuple[str, ...]]) -> str:

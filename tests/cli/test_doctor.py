@@ -84,11 +84,18 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
     assert checks_nats._disk(tmp_path / "nats.conf").verdict == "ok"
 
 
-def test_what_the_leader_switched_off_is_told_though_it_counts_no_failure() -> None:
-    figures = {"counts": {}, "safe_mode": True, "plain_ranker": False, "tenants": [], "workers": []}
-    check = checks_fleet.contained_failures(figures)
-    because = "because the leaders before it died"
-    assert check.found == f"the leader writes one event in each ledger record, {because}"
+def test_what_the_leader_set_aside_is_told() -> None:
+    figures = {"counts": {}, "plain_ranker": False, "refused": [], "workers": []}
+    assert checks_fleet.contained_failures(figures).verdict == "ok"
+    for change, words in (
+        ({"counts": {"request": 2}}, "inputs on which the leader failed: 2 request; the leader goes on"),
+        ({"plain_ranker": True}, "until the next term the leader ranks hosts by pack, not by the ranker"),
+        ({"refused": ["submit of t"]}, "for now the leader refuses requests as those that made it fail (submit of t)"),
+        ({"workers": ["w1"]}, "refuses messages of workers whose messages made it fail (w1)"),
+    ):
+        check = checks_fleet.contained_failures({**figures, **change})
+        assert check.verdict == "warn"
+        assert words in check.found
 
 
 @pytest.mark.parametrize(
@@ -123,6 +130,24 @@ def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
         found = next(check for check in rows if check.name == "copies")
         assert found.verdict == verdict
         assert all(name in found.found for name in lacking)
+
+
+def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_behind() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+
+    def told(behind: int, *gaps: list[int]) -> tuple[str, str]:
+        rows = checks_fleet.of_fleet({**fleet, "follower": {"behind": behind, "gaps": list(gaps)}})
+        (found,) = [check for check in rows if check.name == "follower"]
+        return found.verdict, found.found
+
+    assert told(0) == told(checks_fleet.BEHIND_MAX) == ("ok", "history is written and GPU time counted, without a gap")
+    assert told(checks_fleet.BEHIND_MAX + 1)[0] == "warn"
+    hour = 3_600_000
+    verdict, words = told(0, [0, hour, 7], [hour, 2 * hour, 1])
+    assert verdict == "warn"
+    assert "from 1970-01-01T01:00:00Z to 1970-01-01T02:00:00Z: 1 record of the ledger" in words
+    assert "(such gaps: 2)" in words
+    assert "counted up to 1970-01-01T01:00:00Z: 7 records" in told(0, [0, hour, 7])[1]
 
 
 def test_the_doctor_says_how_full_the_durable_queue_is() -> None:

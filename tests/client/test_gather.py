@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
+from moorage.client.follow.gathering import Gathering
 from moorage.client.follow.story import AHEAD_MAX
-from moorage.client.follow.watch import Gathering
 from moorage.schemas.frames import Accepted
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import Faults

@@ -124,6 +124,7 @@ async def test_every_query_runs_on_a_prometheus_that_scrapes_a_fleet(tmp_path: P
         assert (await node.run("admin", "limit", "--gpus", "3", tenant="vision")).code == 0
         assert (await node.run("run", "--gpu", "2xH100", "--", "true", tenant="vision")).code == 0
         assert (await node.run("submit", "--gpu", "1xH100", "--", "sleep", "600", tenant="vision")).code == 0
+        assert (await node.run("submit", "--gpu", "3xH100", "--replicas", "2", "--", "true", tenant="vision")).code == 0
         serving = await start("metrics", "--listen", "0", env=node.env())
         said = Lines(serving.stderr)
         await said.until("until Ctrl-C")

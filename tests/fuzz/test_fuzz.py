@@ -11,7 +11,7 @@ from tests.fuzz.targets import Target, targets
 from tests.turns import turns
 
 TARGETS: list[Target] = targets()
-#: whose first frames `make test` reads; `make test-all` reads those of all
+#: whose first frames `make test` reads; `make test-slow` reads those of the others
 OFTEN: Final = len(TARGETS) // 3 + 1
 FEW: Final = 15
 

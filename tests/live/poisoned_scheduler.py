@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -80,22 +79,6 @@ def raising(owner: Any, name: str) -> Callable[[], None]:
     return spoil
 
 
-def dying(owner: Any, name: str) -> Callable[[], None]:
-    """As a crash in C: no exception, no goodbye."""
-
-    def spoil() -> None:
-        does = getattr(owner, name)
-
-        def broken(*given: Any, **named: Any) -> Any:
-            if is_poison(*given):
-                os._exit(139)
-            return does(*given, **named)
-
-        setattr(owner, name, broken)
-
-    return spoil
-
-
 def every_task() -> None:
     """What a leader does beside its records raises, whatever it is about."""
 
@@ -118,7 +101,6 @@ PLACES: Final[dict[str, Callable[[], None]]] = {
     "outputs": raising(OutputWriter, "answer_submits"),
     "tasks": every_task,
     "ranking": lambda: None,
-    "crash": dying(Admission, "submit"),
     "none": lambda: None,
 }
 

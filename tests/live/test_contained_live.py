@@ -105,17 +105,17 @@ async def test_a_worker_on_whose_frames_it_fails(place: str, nats_server: Server
             await acme.workers_up("poison-1")
             assert (await acme.submit("on-both", gpu={"model": ["L40S", "H100"]}))["kind"] == "accepted"
             assert (await acme.submit("on-poison", gpu={"model": "L40S"}))["kind"] == "accepted"
-        assert (await counted(acme, "worker", 3))["workers"] == ["poison-1"]
+        assert (await counted(acme, "worker", 1))["workers"] == ["poison-1"]
         for number in range(3):
             await runs(beta, f"other-{number}")
         if place == "facts":
             await acme.reaches("on-both", "SUCCEEDED")
 
-        async def cordoned() -> bool:
+        async def lost() -> bool:
             rows = {row["worker"]: row for row in (await acme.fleet())["workers"]}
             return bool(rows["poison-1"]["state"] != "up")
 
-        await until(cordoned, ANSWER_S, "a worker that gets nothing new")
+        await until(lost, ANSWER_S, "a worker whose session is over")
         assert (await acme.fleet())["epoch"] == 1, "it leads on"
 
 
@@ -155,7 +155,7 @@ async def test_a_poisonous_timer(nats_server: Server, unique: str) -> None:
         for job in ("poison-0", "good"):
             await acme.submit(job, gpu={"model": "none such"}, start_within_s=1)
         await acme.reaches("good", "EXPIRED")
-        await counted(acme, "timer", 2)  # tried again
+        await counted(acme, "timer", 1)
         await runs(beta, "other")
         assert await acme.state("poison-0") == "QUEUED"
         assert (await acme.fleet())["epoch"] == 1
@@ -185,22 +185,3 @@ async def test_tasks_beside_the_records_that_raise(nats_server: Server, unique: 
         await runs(acme, "good")
         assert (await acme.fleet())["epoch"] == 1
         assert "the fleet frame is started again" in made.processes[0].words()
-
-
-@pytest.mark.slow
-async def test_after_two_deaths_a_leader_is_careful(nats_server: Server, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
-        first = await made.poisoned_scheduler("crash", QUICK)
-        assert not (await acme.leader())["contained"]["safe_mode"]
-        await acme.queue("submit", request("poison-0", **POISON))  # each leader that reads it dies
-        await first.process.wait()
-        second = await made.poisoned_scheduler("crash", QUICK)
-        await second.process.wait()
-        assert "leading epoch 2" in second.words()
-        assert "the last two leaders died, the last within a minute" not in second.words()
-        await made.poisoned_scheduler("none", QUICK)
-        fleet = await acme.leader(3)
-        assert fleet["contained"]["safe_mode"]
-        assert "the last two leaders died, the last within a minute" in made.processes[-1].words()
-        assert (await beta.submit("other"))["kind"] == "accepted"
-        await acme.reaches("poison-0", "QUEUED")

@@ -21,7 +21,7 @@ from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, Ack, JetStream, JsErr
 from moorage.bus.transport import Outgoing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import SnapshotTaken, Submit
+from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, encode_record
@@ -91,8 +91,7 @@ class Leader:
         assert engine is not None
         for job in jobs:
             body = msgspec.json.encode(request(job))
-            _, made, shape = engine.read(body)
-            engine.offer(Submit("acme", job, body, made, shape))
+            engine.offer(engine.submitted("acme", body, lambda: "none"))
         if snapshot is not None:
             engine.offer(SnapshotTaken(*snapshot))
         payload = engine.build(self.state.time_ms + 1, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorage.bus.embedded import HOST, find_binary
-from moorage.scheduler.main import follower_of
+from moorage.scheduler.main import command_of
 from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, NATS_VARIABLE, SchedulerSettings
 from tests.cli.node import Lines, start
 from tests.cluster import free_ports
@@ -37,7 +37,7 @@ async def test_a_follower_finds_a_ledger_with_a_password_that_no_argument_shows(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(NATS_VARIABLE, "")
     before = dict(os.environ)
-    words, env = follower_of(SchedulerSettings(), url)
+    words, env = command_of("ledger.snapshots", SchedulerSettings(), url)
     assert dict(os.environ) == before, "it is handed on to the follower alone"
     assert words[0] == sys.executable
     assert not [word for word in words if PASSWORD in word]

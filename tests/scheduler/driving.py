@@ -17,11 +17,12 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.beside import is_at_rest
 from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
@@ -30,9 +31,10 @@ from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queue.queue import entry
+from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
-from moorage.schemas.codec import Decoder, decode_request, is_json
+from moorage.schemas.codec import Decoder, is_json
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
@@ -64,11 +66,11 @@ class Driving:
         self._sessions = 0
         self.checks = True
         self.json_workers = False  # whether workers send JSON, else msgpack
-        self.keeps_history = True  # what ended counts as written to the history at once
         #: why a new job waits, for the answer to its submit
         self.explain_waiting: Callable[[Job], dict[str, Any] | None] | None = None
         self.state = State()
         self.shadow = State()
+        self.usage = Usage(self.shadow)  # what a follower of the ledger counts
         self.engine: Engine
         self.lead()
 
@@ -104,6 +106,7 @@ class Driving:
         new = Driving(self.config)
         new.now, new.records, new.snapshot = self.now, list(self.records), snapshots.dump(self.state)
         new.shadow = snapshots.load(new.snapshot)
+        new.usage = Usage(new.shadow)
         new.workers = {name: copy(worker) for name, worker in self.workers.items()}
         new.checks = False
         new.lead()
@@ -123,8 +126,13 @@ class Driving:
         assert len(payload) <= RECORD_BYTES_MAX, f"record of {len(payload)} bytes"
         self.sizes.append(len(payload))
         self.records.append(payload)
-        fold(self.shadow, decode_record(payload), len(self.records))
+        folded = fold(self.shadow, decode_record(payload), len(self.records))
+        self.usage.fold(folded)
+        self.on_folded(folded)
         return len(self.records)
+
+    def on_folded(self, folded: Folded) -> None:
+        """What a follower does with each record besides; some tests have one."""
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         """One record; then the workers do as they are told, their facts wait for the next record."""
@@ -137,9 +145,6 @@ class Driving:
         self.engine.complete(out)
         assert early in ([], out.messages), "what left with the acknowledgement is what follows from the record"
         self.foreseen += len(early)
-        if self.keeps_history:
-            for job in out.ended:
-                job.kept = seq
         if self.checks:
             self.check()
         for reply, payload in out.answers:
@@ -354,25 +359,12 @@ class Driving:
     ) -> str:
         fields.setdefault("run", {"driver": "noop"})
         data = body if body is not None else json.dumps({"job": job, **fields}).encode()
-        request = decode_request(data)
         self._replies += 1
         name = reply if reply is not None else f"r{self._replies}"
         if sequence or batch is not None:
             name = ""
-        self.engine.offer(
-            Submit(
-                tenant,
-                request.job or job,
-                data,
-                request,
-                self.engine.shapes.of(request),
-                reply=name,
-                sequence=sequence,
-                batch=batch,
-                position=position,
-                trace=trace,
-            )
-        )
+        engine = self.engine
+        engine.offer(engine.submitted(tenant, data, lambda: job, name, True, sequence, trace, batch, position))
         return name
 
     def submit(self, job: str, **fields: Any) -> dict[str, Any]:

@@ -81,9 +81,7 @@ class Judge:
         self._check_success()
         if wrong := [f"{tenant}/{job}" for tenant, job in sorted(self.refused) if self._is_known(tenant, job)]:
             self.violated(f"refused for good, and in the ledger all the same: {wrong}")
-        for tenant, job in sorted(self.accepted):
-            if self.state.job(tenant, job) is None:
-                self._check_history(tenant, job)
+        self._check_history()
 
     def missing(self) -> list[str]:
         """Jobs that were accepted, by an answer or by the queue's acknowledgement, and are not in the ledger (yet)."""
@@ -94,24 +92,26 @@ class Judge:
             return True
         return self.state.finished.find(job_key(tenant, job)) is not None
 
-    def _check_history(self, tenant: str, job: str) -> None:
-        """What left memory is told whole, where its row says: until nothing could be written, all of it is."""
-        row = self.state.finished.find(job_key(tenant, job))
-        streams = self._bus.streams() if self._bus is not None else {}
-        if row is None or row[3] == 0 or SUBJECTS.history_stream not in streams:
-            return
-        message = streams[SUBJECTS.history_stream].messages.get(row[3])
-        frame = _read_history(message.data) if message is not None else None
-        stories = [story for story in frame.jobs if story.job == job] if frame is not None else []
-        if frame is None or frame.tenant != tenant or not stories:
-            self.violated(f"{tenant}/{job} left memory, and its history does not stand at {row[3]}")
-            return
-        last = stories[-1]
-        revs = {rev for _, first, end in last.parts for rev in range(first, end + 1)}
-        revs |= {1} | {move.rev for story in stories for move in story.moves}
-        if not last.over or revs != set(range(1, last.rev + 1)):
-            self.violated(f"{tenant}/{job}: its history has {len(revs)} of {last.rev} revisions")
-        self.histories += 1
+    def _check_history(self) -> None:
+        """Of no job is a revision told twice, and of one whose end is told, each is told."""
+        stream = (self._bus.streams() if self._bus is not None else {}).get(SUBJECTS.history_stream)
+        told: dict[tuple[str, str, int], list[int]] = {}
+        ended: dict[tuple[str, str, int], int] = {}
+        for message in stream.messages.values() if stream is not None else ():
+            frame = _read_history(message.data)
+            for story in frame.jobs:
+                name = frame.tenant, story.job, story.ledger
+                told.setdefault(name, []).extend(move.rev for move in story.moves)
+                if story.over:
+                    if name in ended:
+                        self.violated(f"the end of {name} is told twice in the history")
+                    ended[name] = story.rev
+        for name, revs in told.items():
+            if len(set(revs)) < len(revs):
+                self.violated(f"revisions of {name} are told twice in the history: {sorted(revs)}")
+            if name in ended and sorted(revs) != list(range(2, ended[name] + 1)):
+                self.violated(f"the history of {name} has {len(revs)} of {ended[name]} revisions")
+        self.histories = len(ended)
 
     def _check_success(self) -> None:
         """A success that the ledger records is one that some machine saw, of every replica."""

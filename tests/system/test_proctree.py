@@ -11,6 +11,7 @@ import pytest
 
 from moorage.system import proctree
 from moorage.system.proctree import (
+    STATE_MARK,
     all_processes,
     boot_id,
     boottime_s,
@@ -111,6 +112,21 @@ def test_marks_are_found_in_every_process_of_a_member(tree: tuple[subprocess.Pop
     assert sorted(process.pid for process in scan.marked["marks"]) == sorted(pids)
     assert set(scan.marked) == {"marks"}
     assert set(pids) <= {process.pid for process in scan.others}
+
+
+def test_a_set_without_a_state_folder_matches_no_process_of_another_supervisor() -> None:
+    job = {"MOORAGE_JOB": "a", "MOORAGE_FENCE": "10"}
+    process = subprocess.Popen(["/bin/sleep", "1000"], env={**job, STATE_MARK: "/its/own"})
+    try:
+        deadline_s = time.monotonic() + 30  # until its exec it still shows the environment of this process
+        while os.fsencode(f"{STATE_MARK}=/its/own") not in (read_environ(process.pid) or ()):
+            assert time.monotonic() < deadline_s
+        sets = {"any": marks_of(job), "its own": marks_of({**job, STATE_MARK: "/its/own"})}
+        found = scan_marks({**sets, "another": marks_of({**job, STATE_MARK: "/another"})}, os.geteuid()).marked
+        assert {name for name, each in found.items() if process.pid in {one.pid for one in each}} == {"its own"}
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_an_empty_environment_is_told_as_unreadable() -> None:

@@ -34,7 +34,6 @@ BOUNDS: Final = {
     ("lifecycle.admission", "MATCHED_MAX"): 32,
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
     ("lifecycle.timers", "TIMERS_SPARE"): 16,
-    ("outputs.event_encoder", "TEXTS_MAX"): 32,
     ("schedule.reserve", "FIRST_MAX"): 16,
     ("schedule.runtime", "GROUPS_MAX"): 32,
     ("queue.waited", "TENANTS_MAX"): 2,

@@ -19,7 +19,7 @@ from tests.workloads.stream import STREAM_FROM
 from tests.workloads.themes import ADDED, ADDED_FROM, LENT, LENT_FROM, THEMES
 from tests.workloads.world import World
 
-#: cases of `make test`, and further ones of `make test-all`: of the first themes, and of those that were added
+#: cases of `make test`, and further ones of `make test-slow`: of the first themes, and of those that were added
 OFTEN, MORE = 10, 80
 ADDED_OFTEN, ADDED_MORE = 5, 40
 STREAM_OFTEN, STREAM_MORE = 4, 40

@@ -15,7 +15,6 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
-from moorage.scheduler.core.queries.usage import usage
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell, Wanted
@@ -205,7 +204,7 @@ class World:
 
     def _confirm_usage(self) -> None:
         """Once all jobs have ended, the sums of GPU time are those of what was held, to the ms a row."""
-        told = usage(self.drive.engine, None, {"by": ["tenant", "model"], "since_s": 86_400})
+        told = self.drive.usage.answer(None, {"by": ["tenant", "model"], "since_s": 86_400})
         assert isinstance(told, dict), told
         sums, rows = Counter[str](), Counter[str]()
         for row in told["rows"]:

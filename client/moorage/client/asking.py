@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TRY_S: Final = 3.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
-_NOT_NOW: Final = frozenset({"not-leading", "overloaded"})
+_NOT_NOW: Final = frozenset({"not-leading", "overloaded", "behind"})
 
 T = TypeVar("T")
 

@@ -342,7 +342,7 @@ class AsyncClient:
         `TimedOut` (the remaining jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`, and `Rejected` for a job of
         another tenant.
         """
-        from moorage.client.follow.watch import Gathering
+        from moorage.client.follow.gathering import Gathering
         from moorage.client.job import handles
 
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)

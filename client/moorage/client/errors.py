@@ -242,6 +242,7 @@ _BY_CODE: Final[dict[str, type[ClientError]]] = {
     "not-kept": NoOutput,
     "worker-lost": NoOutput,
     "overloaded": Overloaded,
+    "behind": Overloaded,
 }
 
 

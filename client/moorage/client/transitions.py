@@ -5,13 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from moorage.client.errors import NoOutput
-from moorage.client.follow.story import changes_of, history_after
+from moorage.client.errors import NoOutput, NotFound, Rejected
+from moorage.client.follow.story import Reads, behind, changes_of
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
+
+
+async def history_after(read: Reads, job: str, rev: int) -> tuple[int, list[Change]]:
+    """Return the newest revision in a job's history, and the transitions after revision `rev`, as far as it is kept.
+
+    Raises `Unreachable`.
+    """
+    found: list[Change] = []
+    after, newest, more = rev, rev, True
+    while more:
+        try:
+            page = await read("history", {"job": job, "after_rev": after})
+        except (Rejected, NotFound):  # expired: there are no more transitions
+            break
+        told = behind(after, changes_of(page))
+        found += told
+        newest, more = max(newest, page["rev"]), page["more"] and bool(told)
+        after = told[-1].rev if told else after
+    return newest, found
 
 
 async def last_attempts(client: Connected, job: str, shown: Mapping[str, Any], replicas: int) -> dict[int, Change]:

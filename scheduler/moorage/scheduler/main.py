@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -75,8 +76,16 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             "a scheduler already leads here, and its ledger is not in this account: name that account with"
             f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end running jobs"
         )
-    follower = follower_of(settings, target)
     recorder = None if settings.record is None else _recorder(settings.record)
+    numbers = {
+        "--save-records": settings.snapshot_records,
+        "--history-keep": settings.history_keep,
+        "--history-bytes": settings.history_bytes,
+        "--log-level": settings.log_level,
+    }
+    follows = command_of("follower.process", settings, target, *map(str, chain.from_iterable(numbers.items())))
+    if target:
+        follows.env[NATS_VARIABLE] = target  # the history is in the users' account
     scheduler = Scheduler(
         world,
         ledger_world,
@@ -84,7 +93,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         subjects=Subjects(prefix),
         replicas=replicas,
         name=settings.name,
-        snapshot_command=follower,
+        snapshot_command=command_of("ledger.snapshots", settings, target),
+        follower_command=follows,
         snapshot_records=settings.snapshot_records,
         own_process=True,
         recorder=recorder,
@@ -136,15 +146,15 @@ async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
     return False
 
 
-def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
-    """Return the command that writes a snapshot. The ledger's URL is in its environment, as `ps` shows arguments."""
+def command_of(module: str, settings: SchedulerSettings, target: str | None, *more: str) -> Command:
+    """Return the command of a process that reads the ledger. Its URL is in the environment, as `ps` shows arguments."""
     env = {}
     if settings.ledger_url_file is not None:
         env[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)
     if target and not ledger_url(settings.ledger_url_file):
         env[NATS_VARIABLE] = target
     at = ["--prefix", settings.prefix, "--replicas", str(settings.replicas)]
-    return Command([sys.executable, "-m", "moorage.scheduler.ledger.snapshots", *at], env)
+    return Command([sys.executable, "-m", f"moorage.scheduler.{module}", *at, *more], env)
 
 
 def print_problem(told: Problem) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 NO_OPERATOR: Final = "_"
 OPERATOR: Final = "operator"
 WORKER: Final = "worker"
+SCHEDULER: Final = "scheduler"
 #: shown behind an operator whose name nothing proves
 UNVERIFIED: Final = "unverified"
 

@@ -32,6 +32,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
+    "behind": ("moorage", "what follows the ledger has not read as far as the question yet; ask again"),
     "not-leading": (
         "moorage",
         "this scheduler does not lead, or cannot prove that it does, as while its ledger takes no record; send again",

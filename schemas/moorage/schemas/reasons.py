@@ -262,6 +262,13 @@ HELD: Final = add(
     ends=Ends.BY_ACT,
     cures=(Cure.RELEASE, Cure.REQUEST),
 )
+SCHEDULER_FAILED: Final = add(
+    "scheduler-failed",
+    "the scheduler itself failed as it placed the job, and holds it",
+    "moorage doctor shows what failed: report it; moorage admin release {job} has the job tried again",
+    ends=Ends.BY_ACT,
+    cures=(Cure.RELEASE,),
+)
 LIMIT: Final = add(
     "limit",
     "it would take its tenant over its limit of leased GPUs, or an earlier job of the tenant waits for room under it",
@@ -270,11 +277,6 @@ LIMIT: Final = add(
 )
 BACKOFF: Final = add(
     "backoff", "its last attempt failed, was lost or was refused, and the next one begins after a pause"
-)
-SCHEDULER_FAILED: Final = add(
-    "scheduler-failed",
-    "the scheduler itself failed while it handled the job, and tries again after a pause",
-    "moorage doctor shows what failed: report it; the job is tried again by itself",
 )
 CONTENDED: Final = add(
     "contended",

@@ -70,11 +70,15 @@ class Subjects:
         self.ledger_snapshot = f"{prefix}.ledger.snapshot"
         self.ledger_epoch = f"{prefix}.ledger.epoch"
         self.snapshot_all = f"{prefix}.snapshot.>"
+        self.follower_all = f"{prefix}.follower.>"
+        self.follower_chunk = f"{prefix}.follower.chunk"
+        self.follower_saved = f"{prefix}.follower.saved"
         self.dead_letters_all = f"{prefix}.dlq.>"
         self.history_all = f"{prefix}.history.*"
         self._upper = upper = prefix.upper().replace(".", "_")
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
+        self.follower_stream = f"{upper}_FOLLOWER"
         self.request_stream = f"{upper}_REQUEST"
         self.request_none = f"{prefix}.request"  # of the stream for all where each tenant has its own: nobody's
         self.dead_letter_stream = f"{upper}_DLQ"
@@ -203,5 +207,8 @@ class Subjects:
             ),
             SubjectRow(
                 f"{p}.snapshot.<name>", "ledger", "schedulers", "schedulers", "the state at a record, in chunks"
+            ),
+            SubjectRow(
+                f"{p}.follower.chunk, .saved", "ledger", "schedulers", "schedulers", "what was counted up to a record"
             ),
         ]

@@ -219,8 +219,9 @@ def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
 def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
     """Scan the environment of every process for these named sets of marks; a process that has all of a set matches it.
 
-    Unless `own_uid` is 0, processes of other users are left out: children of this
-    process cannot become such, except by set-user-ID programs. This process itself is left out, too.
+    A set without a state folder's mark does not match a process that has one, since that belongs to another supervisor.
+    Unless `own_uid` is 0, processes of other users are left out: children of this process cannot become such, except by
+    set-user-ID programs. This process itself is left out, too.
     """
     wanted = [(name, frozenset(entries)) for name, entries in marks.items() if entries]
     found = Scan(marked={}, others=[], unreadable=[], state_marks={})
@@ -242,7 +243,7 @@ def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
         if not environ or (state_mark is not None and not any(entry.startswith(_MARK_ENTRIES) for entry in environ)):
             found.unreadable.append(process)
         for name, entries in wanted:
-            if entries <= environ:
+            if entries <= environ and state_mark == state_mark_of(entries):
                 found.marked.setdefault(name, []).append(process)
     return found
 

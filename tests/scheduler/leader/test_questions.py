@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions import relay
 from moorage.scheduler.questions.foresight import Foresight
@@ -42,6 +43,10 @@ class _Leader:
 
     def figures(self) -> dict[str, Any]:
         return {}
+
+    @property
+    def follower(self) -> FollowerBeside:
+        raise AssertionError("nobody asks it")
 
 
 def _fails(*_: object) -> None:

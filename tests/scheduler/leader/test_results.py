@@ -9,11 +9,9 @@ import pytest
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import Op, exiting
 from moorage.scheduler.core.outputs import story
-from moorage.scheduler.core.outputs.event_encoder import EventEncoder
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.core.outputs.told_story import changes_in, read_frame
-from moorage.schemas.codec import encode
-from moorage.schemas.frames import Event, result_of
+from moorage.schemas.frames import result_of
 from moorage.schemas.job import SUCCEEDED
 from tests.scheduler.driving import Driving
 
@@ -45,7 +43,7 @@ def test_the_message_that_a_worker_names_is_told_wherever_the_end_is(result: int
     assert event["changes"][-1]["result"] == result
     assert "why" not in event
     packing = story.Packing(drive.state, "t")
-    assert packing.add(job, with_request=True)
+    assert packing.add(job, [], with_request=True)
     frame = read_frame(packing.frame())
     assert list(changes_in(frame, frame.jobs[0])) == told[1:]
 
@@ -114,8 +112,3 @@ def test_the_step_of_a_well_ended_attempt_has_the_result_above_its_state() -> No
     assert step[3] == exiting(state, 7)
     assert exiting(state, None) == state
     assert drive.events[-1]["changes"][-1]["result"] == 7, "also where one record has the whole run"
-    job = drive.job("j")
-    job.told = job.rev - 3
-    assert EventEncoder(drive.state).event(job) == encode(
-        Event("t", "j", 5, SUCCEEDED, drive.state.seq, changes_since(drive.state, job, 2))
-    )

@@ -14,18 +14,14 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.events import PartKept, QueueRead
+from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
-    PARTS_MAX,
     POOLS_MAX,
     STORY_MAX,
     STORY_MAX_REPLICA,
-    STORY_PART,
     State,
 )
-from moorage.scheduler.core.ledger.usage_table import UsageTable
-from moorage.scheduler.core.lifecycle import retention
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Device, Goodbye, Unwell
 from tests.scheduler.driving import Driving
@@ -35,7 +31,6 @@ from tests.workloads.tables import Tables, small_bounds
 DAY_MS = 86_400_000
 WEEKS = 52
 ENDED = 20
-ROWS, SERIES = 400, 30
 CAN = {"noop": Capabilities(freezes=True, guests=True, resizes={"time-slice": "live"})}
 
 
@@ -63,15 +58,8 @@ TABLES = {
     "State.preempting": Table("Preempt", "Preempt without workers, PLACE, the end of the job", 4),
     "State.shut": Table("starts that fail on a worker", "the end of its time, uncordon", 2),
     "State.windows": Table("a drain with a time", "its end, or uncordon", 4),
-    "UsageTable.count": Table("Usage, a dropped story", "the oldest hour goes beyond rows_max", ROWS, ROWS),
-    "UsageTable.series": Table(
-        "Usage, a dropped story", "its last hour goes; beyond series_max: (others)", SERIES + 1, SERIES + 1
-    ),
     "Job.replicas": Table("a submit", "Compact of the job", 4, 4),
-    "Job.story": Table(
-        "a transition", "Part, or the fold beyond STORY_MAX", STORY_MAX + 4 * STORY_MAX_REPLICA + 64, 200
-    ),
-    "Job.parts": Table("Part", "the oldest goes beyond PARTS_MAX; Compact of the job", PARTS_MAX, PARTS_MAX),
+    "Job.story": Table("a transition", "the fold, beyond STORY_MAX", STORY_MAX + 4 * STORY_MAX_REPLICA + 64, 200),
     "Job.avoid": Table(
         "a refusal, a failed device", "a release, a new start of the worker; AVOID_MAX", AVOID_MAX, AVOID_MAX
     ),
@@ -94,7 +82,6 @@ FIXED = {
 
 def rows_of(state: State) -> Iterator[object]:
     yield state
-    yield state.usage
     yield from state.workers.values()
     yield from state.tenants.values()
     yield from state.members()
@@ -105,7 +92,7 @@ def rows_of(state: State) -> Iterator[object]:
 
 def sizes(state: State) -> dict[str, int]:
     """The size of each container of the state; of those that rows have, the largest."""
-    found: dict[str, int] = {"State.finished": len(state.finished), "UsageTable.count": state.usage.count}
+    found: dict[str, int] = {"State.finished": len(state.finished)}
     for row in rows_of(state):
         names = list(vars(row)) if hasattr(row, "__dict__") else list(type(row).__slots__)  # type: ignore[attr-defined]
         for name in names:
@@ -123,8 +110,6 @@ class Year(Driving):
         super().__init__(
             Config(ended_max=ENDED, tombstones_max=8, preempt_priority=50, preempt_after=0, fair_share_half_life=3600)
         )
-        for state in (self.state, self.shadow):
-            state.usage = UsageTable(ROWS, SERIES)
         self.checks = False
         self.week = 0
 
@@ -134,10 +119,6 @@ class Year(Driving):
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Any:
         out = super().tick(ms, obey=obey)
-        for job in self.state.jobs.values():
-            if self.week % 2 and not job.over and len(job.story) >= STORY_PART + 8:
-                first = job.parts[-1][2] + 1 if job.parts else 2
-                self.engine.offer(PartKept(job.num, len(self.records), first, job.rev))
         self.note()
         return out
 
@@ -236,8 +217,7 @@ def a_week(drive: Year, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_year_leaves_nothing_behind_in_any_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "ENDED_SPARE", ENDED)
+def test_a_year_leaves_nothing_behind_in_any_table() -> None:
     with small_bounds():
         drive = Year()
         steady = drive.worker("steady", 1)

@@ -97,9 +97,9 @@ def test_dump_and_load_give_the_same_table(rows_max: int) -> None:
 
 def test_a_name_that_is_used_again_is_found_in_its_newest_row() -> None:
     table = FinishedTable()
-    table.add(key(1), DIGEST, 1_000, 8, 5)
-    table.add(key(2), DIGEST, 2_000, 9, 6)
-    table.add(key(1), DIGEST, 3_000, 10, 7)
+    for number, time_ms, state, seq in ((1, 1_000, 8, 5), (2, 2_000, 9, 6), (1, 3_000, 10, 7)):
+        table.add(key(number), DIGEST, time_ms, state)
+        table.locate(key(number), seq)
     assert table.find(key(1)) == (DIGEST, 3, 10, 7)
     table.drop_oldest()
     assert table.find(key(1)) == (DIGEST, 3, 10, 7)
@@ -111,7 +111,8 @@ def test_a_name_that_is_used_again_is_found_in_its_newest_row() -> None:
 @pytest.mark.parametrize(("seq", "found"), [(0, 0), (2**32 + 5, 2**32 + 5), (2**40 - 1, 2**40 - 1), (2**40, 0)])
 def test_a_history_sequence_beyond_the_row_is_none(seq: int, found: int) -> None:
     table = FinishedTable()
-    table.add(key(1), DIGEST, 0, 8, seq)
+    table.add(key(1), DIGEST, 0, 8)
+    table.locate(key(1), seq)
     again = FinishedTable.load(table.dump())
     assert [each.find(key(1)) for each in (table, again)] == [(DIGEST, 0, 8, found)] * 2
 
@@ -136,7 +137,8 @@ class AgainstADictionary(RuleBasedStateMachine):
     def add(self, number: int, home: int) -> None:
         name = home.to_bytes(8, "little") + number.to_bytes(4, "little")
         self.clock += 1
-        self.table.add(name, DIGEST, self.clock * 1000, 8, self.clock << 20)
+        self.table.add(name, DIGEST, self.clock * 1000, 8)
+        self.table.locate(name, self.clock << 20)
         self.rows.append((name, self.clock))
         if len(self.rows) > 70:
             self.rows.popleft()

@@ -162,16 +162,6 @@ def test_a_name_is_free_after_its_window_though_the_job_is_in_memory_still() -> 
     assert drive.submit("nightly", replicas=2)["duplicate"] is True
 
 
-def test_nobody_waits_for_a_name_whose_history_cannot_be_written() -> None:
-    drive = Driving(Config(finished_keep=60))
-    drive.keeps_history = False
-    drive.submit("nightly")
-    drive.cancel("nightly")
-    drive.tick(61_000)
-    assert drive.submit("nightly")["duplicate"] is True
-    assert drive.submit("other")["kind"] == "accepted"
-
-
 def test_rows_of_finished_jobs_expire_by_the_settings() -> None:
     drive = Driving(Config(ended_max=0, finished_keep=60, history_keep=120))  # a row says where the history stands
     drive.submit("j")

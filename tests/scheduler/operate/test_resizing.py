@@ -13,8 +13,8 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.core.ledger.usage import Tally
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries.granted import granted_to
 from moorage.schemas.capabilities import Capabilities, Enforced
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
@@ -235,10 +235,9 @@ def test_gpu_time_counts_each_part_for_as_long_as_the_job_had_it(drive: Driving)
     drive.order("resize", job="j", compute_percent=40)
     resized_ms = _job(drive, "j").resizes[0].since_ms
     drive.tick(10_000)
-    tally = Tally(drive.state, drive.now, drive.engine.request_of)
-    tally.add(_job(drive, "j"))
-    ((_, sums),) = tally.sums()
-    assert sums[0] == ((resized_ms - placed_ms) * 300 + (drive.now - resized_ms) * 400) // 1000
+    sums = granted_to(drive.state, _job(drive, "j"), drive.engine.request_of)
+    assert sums is not None
+    assert sums[0] == (resized_ms - placed_ms) * 300 + (drive.now - resized_ms) * 400
 
 
 def test_a_job_remembers_so_many_of_its_parts(drive: Driving) -> None:

@@ -228,7 +228,8 @@ async def test_a_container_is_a_client_of_the_daemon_and_sees_no_secret_of_anoth
         assert one.daemons == []
         await jobs.place("alone", "sh", "-c", "echo ready; exec sleep 600", sharing="exclusive")
         alone = await jobs.started("alone")
-        assert (alone["HostConfig"]["IpcMode"], alone["Mounts"]) == ("private", [])
+        mounted = [each["Destination"] for each in alone["Mounts"]]
+        assert (alone["HostConfig"]["IpcMode"], mounted) == ("private", ["/work"])
         await one.end("alone")
 
 
@@ -270,7 +271,7 @@ async def test_an_engine_whose_users_are_others_runs_no_client(
 ) -> None:
     async with containers(docker, nats_url, unique, monkeypatch, mps_host_ipc="true") as jobs:
         driver: Any = jobs.one.agent.drivers["docker"]
-        driver._starter._info = driver._starter._info | {"SecurityOptions": ["name=seccomp", "name=userns"]}
+        driver._starter.info = driver._starter.info | {"SecurityOptions": ["name=seccomp", "name=userns"]}
         await jobs.place("client")
         assert "rootless, or userns-remap" in await jobs.one.refused("client")
         assert (jobs.one.daemons, docker.containers()) == ([], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import time
@@ -17,11 +18,13 @@ from moorage.system.proctree import read_process
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import MemberName
+from moorage.worker.sharing.limiter import control as module
 from moorage.worker.sharing.limiter import segment
 from moorage.worker.sharing.limiter.control import RETRY_S, Control
 from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.limiter.owners import Owners
 from moorage.worker.sharing.limiter.segment import TOKEN, Part, Segment, owner_of
+from tests.waiting import until
 
 GPU = "GPU-11111111-1111-1111-1111-111111111111"
 OTHER = "GPU-22222222-2222-2222-2222-222222222222"
@@ -334,4 +337,26 @@ async def test_what_changes_while_nvml_is_asked_leaves_the_number_before_as_far_
         one._write(at + 6 * 8, one._read(segment._AT_READING)[0])
         await scene.step(2.0)
         assert told(one, 0)[1:] == ((beyond << 20) - 100, one._read(segment._AT_READING)[0])
+    one.close()
+
+
+async def test_a_step_that_fails_is_logged_once_and_the_next_ones_go_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = scene.attempt("one", Part(GPU))
+    steps = 0
+
+    async def fails(now_s: float) -> None:
+        nonlocal steps
+        steps += 1
+        if steps < 4:
+            raise ZeroDivisionError
+        one.beat()
+
+    monkeypatch.setattr(module, "STEP_S", 0.0)
+    monkeypatch.setattr(scene.control, "step", fails)
+    running = asyncio.create_task(scene.control.run())
+    await until(lambda: one._read(segment._AT_HEARTBEAT)[0], what="a heartbeat")
+    running.cancel()
+    assert caplog.text.count("a step failed") == 1
     one.close()

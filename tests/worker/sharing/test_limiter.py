@@ -264,6 +264,16 @@ def test_what_a_killed_process_held_is_free_for_the_next_one(one: Limited) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a process in /proc")
+def test_a_process_that_proc_hides_is_not_taken_for_dead(one: Limited) -> None:
+    """As with hidepid=2, where two users run processes of one attempt."""
+    with one.running(f"alloc={GIB}", "stay", says=1) as process:
+        hides = f'mount -t tmpfs none /proc/{process.pid} && exec "$@"'
+        hidden = ["unshare", "-m", "sh", "-c", hides, "sh", str(one.built / "app"), "link", "info", "alloc=1"]
+        assert one.outputs(hidden) == [f"0 of {GIB}", "2"]
+
+
+@pytest.mark.slow
 def test_the_worker_says_which_process_is_gone(one: Limited) -> None:
     """Of another PID namespace, where the library cannot tell: here that of a slot that is no process of ours."""
     with one.running(f"alloc={GIB}", "stay", says=1) as process:

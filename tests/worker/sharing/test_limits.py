@@ -21,6 +21,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Run
+from moorage.system.proctree import read_process
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import Image, config_of
 from moorage.worker.drivers.container.docker import DockerSettings
@@ -32,11 +33,12 @@ from moorage.worker.sharing import memory_guard
 from moorage.worker.sharing.limiter import control, segment
 from moorage.worker.sharing.limiter import limits as module
 from moorage.worker.sharing.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, LimiterUnavailable, Limits
-from moorage.worker.sharing.limiter.segment import Segment
+from moorage.worker.sharing.limiter.segment import Segment, owner_of
 from tests.nvidia.limited import built, uuid_of
 from tests.nvidia.stub import libraries
 from tests.waiting import until
 from tests.worker.drivers.test_docker_driver import NO_RULES
+from tests.worker.sharing.test_control import holds
 from tests.worker.sharing.test_memory_guard import CONTEXT_MIB, GPU, HOLD, name_of, scene
 
 CHURN = Path(__file__).parents[2] / "nvidia" / "churn.py"
@@ -101,6 +103,19 @@ def test_a_share_is_changed_in_place(tmp_path: Path) -> None:
         assert one.change(NAME, share)
         assert (seen.limit(0), seen._read(segment._AT_RATE)[0]) == (share.memory_mib * MIB, rate * segment.TOKEN)
     seen.close()
+    one.over(NAME)
+
+
+def test_only_a_job_whose_processes_all_obey_may_hold_more(tmp_path: Path) -> None:
+    one = limits(tmp_path, limiter_context=300 * MIB)
+    assert one.spare_mib(NAME, [os.getpid()]) == 0, "it is not limited"
+    assert one.of_process(NAME, *HALF, None) is not None
+    assert one.spare_mib(NAME, [os.getpid()]) == 0, "it has no slot"
+    found = read_process(os.getpid())
+    assert found is not None
+    holds(one.segments[NAME], 0, owner_of(os.getpid(), found.start_ticks), os.stat("/proc/self/ns/pid").st_ino)
+    assert one.spare_mib(NAME, [os.getpid()]) == 300
+    assert one.spare_mib(NAME, [os.getpid(), 1]) == 0, "one of them does not obey"
     one.over(NAME)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.framework.options import Options
-from moorage.cli.framework.render import age
+from moorage.cli.framework.render import age, utc
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.reasons import STARTS_FAIL
@@ -31,6 +31,8 @@ DEVICE_FIXES: Final = {
 NAMES_MAX: Final = 3
 #: the part of its bytes at which the durable queue is nearly full
 FULL_PERCENT: Final = 80
+#: records that the ledger's follower may be behind: a restarted one has read more within seconds
+BEHIND_MAX: Final = 100_000
 
 
 async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
@@ -216,6 +218,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
     if (contained := fleet.get("contained")) is not None:
         yield contained_failures(contained)
+    if (follower := fleet.get("follower")) is not None:
+        yield follows(follower["behind"], follower["gaps"])
     yield _workers(fleet["workers"])
     yield from _what_lacks(fleet["workers"])
     yield from _device_fences(fleet["workers"])
@@ -282,6 +286,24 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
     )
 
 
+def follows(behind: int, gaps: list[list[int]]) -> Check:
+    """Check that what follows the ledger has read it; `gaps` are from and until when, in ms, it missed how many
+    records."""
+    log = "the log of the scheduler says what stopped the follower of the ledger, or what kept it from saving"
+    if gaps:
+        from_ms, until_ms, records = gaps[-1]
+        since = f"from {utc(from_ms)} to {utc(until_ms)}" if from_ms else f"up to {utc(until_ms)}"
+        found = (
+            f"no history was written and no GPU time counted {since}: {many(records, 'record')} of the ledger had to "
+            f"be deleted before they were read (such gaps: {len(gaps)})"
+        )
+        return Check("follower", "warn", found, f"{log}; moorage usage names each gap")
+    if behind > BEHIND_MAX:
+        found = f"history and GPU time are {behind} records behind the ledger, which keeps them until it is half full"
+        return Check("follower", "warn", found, log)
+    return Check("follower", "ok", "history is written and GPU time counted, without a gap")
+
+
 def _ranking(rows: list[dict[str, Any]]) -> Check | None:
     """Say that the leader ranks hosts by `pack`, which it does without being told where the default is missing."""
     leader = next((row for row in rows if row.get("leads")), None)
@@ -296,21 +318,17 @@ def contained_failures(contained: dict[str, Any]) -> Check:
     counts: dict[str, int] = contained["counts"]
     told = [
         (
-            "the leader writes one event in each ledger record, because the leaders before it died",
-            contained["safe_mode"],
+            "until the next term the leader ranks hosts by pack, not by the ranker that the settings name",
+            contained["plain_ranker"],
         ),
         (
-            "the leader ranks hosts with the plain ranker, not with the one that the settings name",
-            contained["plain_ranker"] and not contained["safe_mode"],
-        ),
-        (
-            "for now the leader accepts no more requests of the tenants whose requests made it fail "
-            f"({', '.join(contained['tenants'][:NAMES_MAX])})",
-            contained["tenants"],
+            f"for now the leader refuses requests as those that made it fail "
+            f"({', '.join(contained['refused'][:NAMES_MAX])})",
+            contained["refused"],
         ),
         (
             "the leader refuses messages of workers whose messages made it fail "
-            f"({', '.join(contained['workers'][:NAMES_MAX])})",
+            f"({', '.join(contained['workers'][:NAMES_MAX])}), and those that failed twice until moorage uncordon",
             contained["workers"],
         ),
     ]

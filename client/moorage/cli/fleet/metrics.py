@@ -95,7 +95,7 @@ def _address(listen: str) -> tuple[str, int]:
 # ------------------------------------------------------------------------------------------------ what is told
 
 
-Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any], list[dict[str, Any]]]
+Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any], list[dict[str, Any]], dict[str, int]]
 
 
 async def _ask(client: AsyncClient) -> Told:
@@ -106,7 +106,7 @@ async def _ask(client: AsyncClient) -> Told:
     fleet, tenants = await client._wire.operate("fleet"), await client._wire.operate("tenants")
     rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
     waits = tenants.data["waits"]
-    return fleet.data, rows, waits, await _last_hour(client)
+    return fleet.data, rows, waits, await _last_hour(client), tenants.data["waiting"]
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
@@ -120,6 +120,7 @@ def families(
     tenants: list[TenantRow],
     waits: dict[str, Any],
     usage: list[dict[str, Any]],
+    waiting: dict[str, int],
 ) -> Iterator[Metric]:
     """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered: then only
     `moorage_build_info` and `moorage_up` 0 come."""
@@ -130,6 +131,12 @@ def families(
     yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet["epoch"])
     yield _one("ledger_record", "The sequence of the ledger's last record.", fleet["ledger"])
     yield _one("queued_replicas", "Replicas that wait for a placement.", fleet["queued"])
+    yield _many(
+        "waiting_replicas",
+        "Replicas that wait, by the reason of the first job of their queue group; (others): not looked at.",
+        ("reason",),
+        waiting,
+    )
     yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
     yield _appends(fleet["appends"])
     if (copies := fleet.get("ledger_copies")) is not None:
@@ -150,11 +157,6 @@ def families(
             "plain_ranker",
             "Whether the leader ranks with the plain ranker, not with the one of its settings.",
             contained["plain_ranker"],
-        )
-        yield _one(
-            "safe_mode",
-            "Whether the leader writes one event in each record, because leaders before it died.",
-            contained["safe_mode"],
         )
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
@@ -273,7 +275,7 @@ class _Scraped:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._families: list[Metric] = list(families(None, [], {}, []))
+        self._families: list[Metric] = list(families(None, [], {}, [], {}))
         self._asked_s = -FRESH_S
         self._asking: asyncio.Task[None] | None = None
         self._answered = True
@@ -306,7 +308,7 @@ class _Scraped:
                     f"{error or f'not within {ANSWER_S_MAX:g} s'}"
                 )
             self._answered = False
-            return None, [], {}, []
+            return None, [], {}, [], {}
         if not self._answered:
             say("the leader answers again")
         self._answered = True

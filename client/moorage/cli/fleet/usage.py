@@ -32,9 +32,9 @@ def usage(
 ) -> int:
     """Show the GPU time and memory that jobs were granted, and what they used of it, in whole hours of UTC.
 
-    Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. A job that waits
-    for another attempt counts once it is placed again or over. Used is what the worker measured, once an attempt is
-    over. The ledger keeps 80,000 sums, each of one hour, tenant and model; the oldest go first.
+    Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. Used is what
+    the worker measured, once an attempt is over. Kept are 80,000 sums, each of one hour, tenant and model; the oldest
+    go first.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -47,6 +47,8 @@ def usage(
             _write_csv(words, rows)
         elif not options.shown(answer, rows):
             _show(words, rows, answer.data["from_ms"])
+            for from_ms, until_ms in answer.data.get("gaps", []):
+                say(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
 
     words = [word.strip() for word in by.split(",")]
     return with_client(options, work)

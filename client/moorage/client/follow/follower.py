@@ -23,20 +23,18 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from moorage.bus.errors import ConnectionClosed, RequestTimeout
 from moorage.bus.inbox import CLOCK_S, Answers
-from moorage.bus.transport import Delivery, Subscribed
+from moorage.bus.transport import Delivery, Handler, Subscribed
 from moorage.client.errors import NotPermitted, TimedOut, Unreachable
 from moorage.client.follow.story import Story, changes_of
 from moorage.client.known_drivers import KnownDrivers
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Answer, Change, Event, Events, ResultLine, Results
-
-if TYPE_CHECKING:
-    from moorage.client.connected import Connected
+from moorage.schemas.subjects import Subjects
 
 #: if a client has this many followers, further ones share the subscription to the tenant's frames. The states of this
 #: many jobs or more are read by `ls`
@@ -70,6 +68,22 @@ BYTES_MAX: Final = 256 * 1024 * 1024
 BY_FRAMES: Final = {"events": "tenant"}
 
 T = TypeVar("T")
+
+
+class Wire(Protocol):
+    """The connection of a client, as following needs it: `client.connected.Connected`."""
+
+    tenant: str
+    subjects: Subjects
+
+    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer: ...
+
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed: ...
+
+    async def subscribe_ahead(self, subject: str, handler: Handler) -> Subscribed: ...
+
 
 _decode_results: Final[Decoder[Results]] = Decoder(Results, from_leader=True)
 decode_events: Final[Decoder[Events]] = Decoder(Events, from_leader=True)
@@ -135,7 +149,7 @@ class Stories:
     `upkeep` is the context of the timers that end silences. Not thread-safe.
     """
 
-    def __init__(self, client: Connected, upkeep: contextvars.Context | None = None) -> None:
+    def __init__(self, client: Wire, upkeep: contextvars.Context | None = None) -> None:
         self.client = client
         self.drivers = KnownDrivers()
         self.budget = Budget()

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.client.errors import NotFound, Rejected
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Answer, Change, Event
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
@@ -155,25 +154,6 @@ def shown_event(tenant: str, job: str, answer: Answer, rev: int, changes: list[C
 def changes_of(data: Mapping[str, Any]) -> list[Change]:
     """Return the transitions in an answer of `show` or `history`."""
     return msgspec.convert(data.get("changes", []), list[Change])
-
-
-async def history_after(read: Reads, job: str, rev: int) -> tuple[int, list[Change]]:
-    """Return the newest revision in a job's history, and the transitions after revision `rev`, as far as it is kept.
-
-    Raises `Unreachable`.
-    """
-    found: list[Change] = []
-    after, newest, more = rev, rev, True
-    while more:
-        try:
-            page = await read("history", {"job": job, "after_rev": after})
-        except (Rejected, NotFound):  # expired: there are no more transitions
-            break
-        told = behind(after, changes_of(page))
-        found += told
-        newest, more = max(newest, page["rev"]), page["more"] and bool(told)
-        after = told[-1].rev if told else after
-    return newest, found
 
 
 def behind(rev: int, changes: list[Change]) -> list[Change]:

@@ -10,6 +10,7 @@ thrown away and rebuilt from the ledger (H4): it never rolls back. The shell use
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -19,10 +20,10 @@ from moorage.scheduler.core.containment import PLACING, RETENTION, SECOND, TIMER
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.events import (
     Ask,
+    Batch,
     Event,
     FromWorker,
     Order,
-    PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
@@ -30,8 +31,10 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.check import check
+from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
@@ -103,8 +106,6 @@ class Engine:
         self.leader = leader
         self.waited = Waited()
         self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
-        #: put each event but renewals into a record of its own, so that a failing event cannot take others with it
-        self.alone = False
         self.pending = PendingEvents()
         self._rid = 0
         self._began_ms = mono_ms
@@ -153,7 +154,6 @@ class Engine:
         self._indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self._index_failed
         )
-        self.put_off_jobs = self._indexing.put_off  # jobs that made it fail, skipped until a ledger ms
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm, explain)
         self.own_subject = self.output_writer.own_subject
@@ -186,7 +186,7 @@ class Engine:
         config, overdue = self.config, self.timers.overdue
         return QueueOrder(self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
 
-    def _index_failed(self, what: str, raised: Exception) -> None:
+    def _index_failed(self, job: Job, raised: Exception) -> None:
         raise raised
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
@@ -200,6 +200,22 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------- offer
 
+    def submitted(
+        self, tenant: str, body: bytes, unnamed: Callable[[], str], reply: str = "", json: bool = True,
+        sequence: int = 0, trace: str = "", batch: Batch | None = None, position: int = 0,
+    ) -> Submit:  # fmt: skip
+        """Return a request as the event to offer; `unnamed` makes the job's id if the body has none.
+
+        Raises Refused if it is not a valid request, or asks for TFLOPS that cannot be converted.
+        """
+        body = resolved(body, self.config.tflops_file)
+        name, request, shape = self.read(body)
+        if name is None:
+            name = unnamed()
+        return Submit(
+            tenant, name, body, request, shape, job_key(tenant, name), reply, json, sequence, trace, batch, position
+        )
+
     def offer(self, event: Event) -> None:
         """Take an event for the next record. Never blocks; the caller bounds how many events it offers."""
         if type(event) is Submit:  # the most frequent event, without the call of `add`
@@ -211,9 +227,12 @@ class Engine:
         """Apply a load frame to the fleet view at once; load is never recorded in the ledger."""
         self.sessions.load(worker_id, frame, mono_ms)
 
-    def kept(self, job: Job, sequence: int) -> None:
-        """Note that the history holds all of this ended job's transitions at `sequence`, so memory may drop them."""
-        job.kept = sequence
+    def refuses(self, tenant: str, verb: str) -> Problem | None:
+        """Return with which problem a tenant's requests of this verb are refused unread now; None if they are not.
+
+        Its durable queue then waits.
+        """
+        return None
 
     @property
     def urgent(self) -> bool:
@@ -224,7 +243,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """The number of events offered that are in no record yet, without submits that wait for their tenant's debt."""
+        """The number of events offered that are in no record yet, but for those set aside for a while."""
         return len(self.pending)
 
     @property
@@ -301,10 +320,6 @@ class Engine:
         self._at = step
         return not self.put_off_steps or draft.time_ms >= self.put_off_steps.get(step, 0)
 
-    def _takes_no_more(self, draft: Draft) -> bool:
-        """Return whether the record has no room for another event."""
-        return draft.full or (self.alone and self.pending.has_taken)
-
     def _gather(self, flight: InFlight) -> list[Order]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
@@ -317,7 +332,7 @@ class Engine:
         joined: set[str] = set()
         taken = self.pending.taken_rest
         for _ in range(EVENTS_MAX):
-            if not rest or self._takes_no_more(draft):
+            if not rest or draft.full:
                 break
             event = rest.popleft()
             taken.append(event)
@@ -340,15 +355,12 @@ class Engine:
         self.pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | PartKept | Resign | Ask) -> None:
+    def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | Resign | Ask) -> None:
         draft = flight.draft
         if isinstance(event, Order):
             flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
-        elif isinstance(event, PartKept):
-            if event.num in self.state.jobs:
-                draft.add(acts.Part(event.num, event.seq, event.first, event.last))
         elif isinstance(event, Resign):
             draft.add(acts.Resign())
         else:
@@ -425,9 +437,9 @@ class Engine:
 
     def _take_cancels(self, flight: InFlight) -> None:
         draft = flight.draft
-        if self._takes_no_more(draft):
+        if draft.full:
             return
-        for event in self.pending.cancels.take(draft, alone=self.alone):
+        for event in self.pending.cancels.take(draft):
             self._at = event
             if isinstance(event, QueueRead):
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
@@ -437,7 +449,7 @@ class Engine:
     def _take_submits(self, flight: InFlight) -> None:
         submits, taken, draft = self.pending.submits, self.pending.taken_submits, flight.draft
         tenants = self.state.tenants
-        while submits and not self._takes_no_more(draft):
+        while submits and not draft.full:
             self._at = event = submits[0]
             if isinstance(event, QueueRead):
                 taken.append(submits.popleft())
@@ -518,8 +530,7 @@ class Engine:
         out = Outputs()
         first = [job for job in flight.draft.started if not job.started]
         folded = fold(self.state, flight.record, seq)
-        out.ended, out.long = folded.ended, list(folded.long.values())
-        self.retention.dropped += folded.dropped
+        out.ended = folded.ended
         self._follow(flight, folded, first, out, mono_ms)
         self._untold = flight, folded
         return out

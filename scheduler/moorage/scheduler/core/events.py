@@ -43,9 +43,11 @@ class Batch:
 
 
 class Submit(msgspec.Struct, eq=False, gc=False):
-    """One request. `sequence` is its place in the durable queue; 0 if it came to the API endpoint.
+    """One request, made by `Engine.submitted`. `sequence` is its place in the durable queue; 0 if it came to the API
+    endpoint.
 
-    `name` is the job's; `request.job` may be None, as equal requests share one decoded object.
+    `name` is the job's; `request.job` may be None, as equal requests share one decoded object. `key` is
+    `finished.job_key`.
     """
 
     tenant: str
@@ -53,13 +55,13 @@ class Submit(msgspec.Struct, eq=False, gc=False):
     body: bytes
     request: Request
     shape: Shape
+    key: bytes
     reply: str = ""
     json: bool = True
     sequence: int = 0
     trace: str = ""
     batch: Batch | None = None
     position: int = 0
-    key: bytes = b""  # `finished.job_key`, once computed
 
     def answer(self, answer: Any, replies: list[tuple[Any, str, bool]]) -> None:
         """Add the answer to `replies` (frame, reply subject, json); a batch is answered once all its requests are."""
@@ -170,28 +172,16 @@ class SnapshotTaken:
         self.digest = digest
 
 
-class PartKept:
-    """The history holds revisions `first` to `last` of a job in its message `seq`, so memory may drop them."""
-
-    __slots__ = ("first", "last", "num", "seq")
-
-    def __init__(self, num: int, seq: int, first: int, last: int) -> None:
-        self.num = num
-        self.seq = seq
-        self.first = first
-        self.last = last
-
-
 class Resign:
     """The leader is stopping; its last record says so."""
 
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Order | Ask | SnapshotTaken | Resign
 
 #: all events except submits, cancels and QueueRead
-Rest = FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
+Rest = FromWorker | Order | Ask | SnapshotTaken | Resign
 
 
 def is_urgent(event: Rest) -> bool:

@@ -17,8 +17,6 @@ import msgspec
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Submit
-from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.leader.intake import cancel_of
 from moorage.schemas.actors import by_operator, words
 from moorage.schemas.codec import Decoder, encode
@@ -223,10 +221,11 @@ class DeadLetters:
         if verb == "cancel":
             self._engine.offer(cancel_of(tenant, _decode_cancel(body), reply=mark))
         else:
-            body = resolved(body, self._engine.config.tflops_file)
-            name, request, shape = self._engine.read(body)
-            name = name or _job_of(letter) or f"q{letter.sequence}"
-            self._engine.offer(Submit(tenant, name, body, request, shape, mark, True, 0, letter.trace))
+            self._engine.offer(
+                self._engine.submitted(
+                    tenant, body, lambda: _job_of(letter) or f"q{letter.sequence}", mark, trace=letter.trace
+                )
+            )
         waiting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[mark] = waiting
         self._wake()

@@ -25,7 +25,6 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.containment import trace_of
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
-from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_streams import QueueStreams
@@ -389,8 +388,6 @@ class QueueReader:
         more is read until everything read is folded.
         """
         engine = self._engine
-        if engine.holds_back(tenant):
-            return 0
         ahead = engine.waiting  # of any tenant: the difference lasts only a moment
         room = min(BATCH, engine.state.room(engine.config.jobs_max, tenant, ahead, ahead))
         row = engine.state.tenants.get(tenant)
@@ -408,7 +405,7 @@ class QueueReader:
             self._room.clear()
             await self._room.wait()
         room = self._room_for(tenant) if verb == "submit" else self._room_to_remember(tenant)
-        if room <= 0 or self._unburied[tenant] >= UNBURIED_MAX:
+        if room <= 0 or self._engine.refuses(tenant, verb) is not None or self._unburied[tenant] >= UNBURIED_MAX:
             self._held_back.append((tenant, verb))
             return False
         cursor = self._cursor(tenant, verb)
@@ -480,10 +477,10 @@ class QueueReader:
         self._some.set()
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> Submit:
-        body = resolved(message.data, self._engine.config.tflops_file)
-        name, request, shape = self._engine.read(body)
         trace = (message.headers or {}).get("traceparent", "")
-        return Submit(tenant, name or f"q{message.seq}", body, request, shape, reply, True, message.seq, trace)
+        return self._engine.submitted(
+            tenant, message.data, lambda: f"q{message.seq}", reply, sequence=message.seq, trace=trace
+        )
 
     async def _purge(self) -> None:
         """Delete, forever, messages up to the folded cursors; repeating or losing a purge does no harm."""

@@ -1,7 +1,7 @@
 """Reads jobs' transitions from memory and the history stream: for `history`, and for `show` of jobs not in memory.
 
-The sequence of a frame is known (from the row of a finished job, or the parts of a long story), so a look-up reads only
-that message. Look-ups run beside the loop, a few at a time; beyond a bound the caller is asked to try again.
+The ledger's follower knows which messages have a job's story, so a look-up reads only those. Look-ups run beside the
+loop, a few at a time; beyond a bound the caller is asked to try again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -18,9 +18,9 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import REV, Job
 from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting
+from moorage.scheduler.core.outputs.story import Parts
 from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.core.queries import views
 from moorage.schemas.errors import Problem, Refused, problem, refuse
@@ -46,6 +46,19 @@ class Gone(Exception):
     """The frame with a job's story is no longer in the stream, never was, or cannot be decoded."""
 
 
+class NotNow(Exception):
+    """The follower cannot say now where a job's story is."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+#: frames with earlier parts of a story (sequence, first and last revision), and the sequence of that with its end or 0
+Place = tuple[Parts, int]
+#: returns where the story of a tenant's job is; raises `NotNow`
+Where = Callable[[str, str], Awaitable[Place]]
+
+
 class Read(msgspec.Struct, frozen=True):
     """A frame of the history, its stories by job, and the wall time at which it was stored."""
 
@@ -61,8 +74,14 @@ class HistoryReader:
     """
 
     def __init__(
-        self, jetstream: JetStream, subjects: Subjects, engine: Engine, answer: Callable[[str, Any, str, bool], None]
+        self,
+        jetstream: JetStream,
+        subjects: Subjects,
+        engine: Engine,
+        where: Where,
+        answer: Callable[[str, Any, str, bool], None],
     ) -> None:
+        self._where = where
         self._js = jetstream
         self._subjects = subjects
         self._engine = engine
@@ -90,10 +109,7 @@ class HistoryReader:
         data = views.show(self._engine, tenant, name, follow=follow)
         if isinstance(data, Problem) or not data.get("compacted"):
             return data
-        seq = self._seq(tenant, name)
-        if seq == 0:
-            return data
-        return self._ask("show", self._shown(tenant, name, seq, data), reply, json, name)
+        return self._ask("show", self._shown(tenant, name, data), reply, json, name)
 
     def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
         """Return the answer to `history`; None if it is sent later, once the stream was read.
@@ -105,14 +121,13 @@ class HistoryReader:
         job = self._engine.state.job(tenant, name)
         if job is not None:
             first = job.story[0][REV] if job.story else 2
-            if after + 1 >= first or first <= 2 or not job.parts:
+            if after + 1 >= first or first <= 2:
                 return self._of_memory(job, after, limit, [])
             return self._ask("history", self._of_parts(job, after, limit), reply, json, name)
-        seq = self._seq(tenant, name)
-        if seq > 0:
-            return self._ask("history", self._of_stream(tenant, name, seq, after, limit), reply, json, name)
         known = views.show(self._engine, tenant, name, follow=False)
-        return _gone(name) if isinstance(known, dict) else known
+        if not isinstance(known, dict):
+            return known
+        return self._ask("history", self._of_stream(tenant, name, after, limit), reply, json, name)
 
     async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
         """Return the transitions in the last part of the story of a job not in memory, and its request if kept.
@@ -120,7 +135,9 @@ class HistoryReader:
         Returns a problem if the story is gone, or cannot be read now.
         """
         try:
-            read, found = await self._story(tenant, name, self._seq(tenant, name))
+            read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
+        except NotNow as refused:
+            return refused.problem
         except Gone:
             return _gone(name)
         except (BusError, TimeoutError) as error:
@@ -128,10 +145,6 @@ class HistoryReader:
             return _busy(name, "the history cannot be read now")
         changes = [change for story in found for change in changes_in(read.frame, story)]
         return changes, views.request_in(found[-1])
-
-    def _seq(self, tenant: str, name: str) -> int:
-        row = self._engine.state.finished.find(job_key(tenant, name))
-        return row[3] if row is not None else 0
 
     def _ask(self, verb: str, work: Any, reply: str, json: bool, name: str) -> Problem | None:
         if len(self._questions) >= QUESTIONS_MAX:
@@ -146,6 +159,8 @@ class HistoryReader:
     async def _run(self, verb: str, work: Any, reply: str, json: bool, name: str) -> None:
         try:
             answer = await work
+        except NotNow as refused:
+            answer = refused.problem
         except Gone:
             answer = _gone(name)
         except (BusError, TimeoutError) as error:
@@ -165,14 +180,15 @@ class HistoryReader:
     async def _of_parts(self, job: Job, after: int, limit: int) -> dict[str, Any]:
         """Return the answer for a job in memory whose older transitions are in the stream."""
         begin = [accepted(job.tenant, job.accepted_ms)]
-        before, whole = await self._parts(job.tenant, job.name, job.parts, after, limit)
+        parts, _ = await self._where(job.tenant, job.name)
+        before, whole = await self._parts(job.tenant, job.name, parts, after, limit)
         if not whole:
             changes = _merged((begin, before), after)
             return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
         return self._of_memory(job, after, limit, begin + before)
 
-    async def _of_stream(self, tenant: str, name: str, seq: int, after: int, limit: int) -> dict[str, Any]:
-        read, found = await self._story(tenant, name, seq)
+    async def _of_stream(self, tenant: str, name: str, after: int, limit: int) -> dict[str, Any]:
+        read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
         last = found[-1]
         before, whole = await self._parts(tenant, name, last.parts, after, limit)
         rest = [change for story in found for change in changes_in(read.frame, story)] if whole else []
@@ -180,11 +196,11 @@ class HistoryReader:
         data = _page(tenant, name, last.state, last.rev, changes, after, limit)
         return data | self._kept(read)
 
-    async def _shown(self, tenant: str, name: str, seq: int, row: dict[str, Any]) -> dict[str, Any] | Problem:
+    async def _shown(self, tenant: str, name: str, row: dict[str, Any]) -> dict[str, Any] | Problem:
         """Return the job as `show` has it while it is in memory; only `row` if its history cannot be read."""
         try:
-            read, found = await self._story(tenant, name, seq)
-        except Gone:
+            read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
+        except (Gone, NotNow):
             return row
         except (BusError, TimeoutError) as error:
             log.warning("the history of jobs cannot be read now: %s", error)

@@ -12,14 +12,14 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
-from moorage.scheduler.core.fleet.tflops import resolved
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker
 from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_fields import check_fields
@@ -224,6 +224,8 @@ class Intake:
     def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
         if not is_tenant(tenant):
             raise refuse("invalid-argument", f"a tenant must match {TENANT.pattern}", found=tenant)
+        if (refused := self._engine.refuses(tenant, verb)) is not None:
+            raise Refused(refused)
         if verb == "submit":
             self._submitters.put(delivery.subject, tenant)
             self._submit(tenant, delivery)
@@ -247,16 +249,13 @@ class Intake:
             if is_array(data):
                 self._array = _Array(tenant, delivery, trace)
                 return
-        data = resolved(data, engine.config.tflops_file)
-        name, request, shape = engine.read(data)
-        if name is None:
-            name = named_by_header(headers) or fresh_job_id()
-        engine.offer(Submit(tenant, name, data, request, shape, delivery.reply, json, 0, trace))
+        unnamed = partial(named_by_header, headers) if headers else fresh_job_id
+        engine.offer(engine.submitted(tenant, data, unnamed, delivery.reply, json, 0, trace))
 
     def _read(self, array: _Array, at_most: int) -> int:
         """Offer up to `at_most` more requests of an array, each decided by itself; return how many were read."""
         batch, engine, tenant, trace = array.batch, self._engine, array.tenant, array.trace
-        read, offer, json, first = engine.read, engine.offer, batch.json, array.read
+        submitted, offer, json, first = engine.submitted, engine.offer, batch.json, array.read
         bodies = array.bodies[first : first + at_most]
         failed: Problem | None = None
         array.read += len(bodies)
@@ -264,9 +263,7 @@ class Intake:
             self._array = None
         for position, body in enumerate(map(bytes, bodies), first):
             try:
-                body = resolved(body, engine.config.tflops_file)
-                name, request, shape = read(body)
-                offer(Submit(tenant, name or fresh_job_id(), body, request, shape, "", json, 0, trace, batch, position))
+                offer(submitted(tenant, body, fresh_job_id, "", json, 0, trace, batch, position))
                 continue
             except Refused as refused:
                 answer = refused.problem
@@ -305,13 +302,13 @@ def is_array(payload: bytes) -> bool:
     return first == 0x5B or 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
 
 
-def named_by_header(headers: dict[str, str] | None) -> str | None:
+def named_by_header(headers: dict[str, str]) -> str:
     """Return the job id in `Nats-Msg-Id`, for a request without an id: then a retry creates no second job.
 
-    None if there is no such header, or it is no valid job id.
+    Where there is no such header, or it is no valid job id, the id is a new one.
     """
-    name = headers.get("Nats-Msg-Id", "") if headers else ""
-    return name if is_job(name) else None
+    name = headers.get("Nats-Msg-Id", "")
+    return name if is_job(name) else fresh_job_id()
 
 
 def cancel_of(

@@ -11,6 +11,8 @@ from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.durable.queue_streams import QueueStreams
+from moorage.scheduler.follower.beside import FollowerBeside
+from moorage.scheduler.follower.follower import Follower
 from moorage.scheduler.leader.copies import Copies
 from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.ledger.ledger import Ledger
@@ -38,11 +40,15 @@ class Parts:
         replicas: int = 1,
         name: str = "",
         snapshot_command: Command | None = None,
+        follower_command: Command | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
         own_process: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
-        """`snapshot_command` starts the follower that writes snapshots; with None there are none.
+        """`snapshot_command` starts the process that writes snapshots; with None there are none.
+
+        `follower_command` starts the process that follows the ledger beside the leader; with None a task of this
+        process does.
 
         `own_process` says that nothing else runs in this process: then the scheduler controls the garbage collector,
         and copies the process for questions about the future. Otherwise there are no forecasts.
@@ -51,6 +57,7 @@ class Parts:
         self.recorder = recorder
         self.snapshot_command = snapshot_command
         self.snapshot_records = snapshot_records
+        self._follower_command = follower_command
         self.config = config or Config()
         self.subjects = subjects or Subjects()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -59,9 +66,15 @@ class Parts:
         self.leader = secrets.randbits(62)
         self.world_js = JetStream(world)
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
-        self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
+        self._ledger_js = JetStream(ledger_world)
+        self.snapshots = Snapshots(self._ledger_js, self.subjects, replicas)
         self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
         self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
         self.standings = Standings(world, self.subjects, self.name, self.config)
         self.leading = asyncio.Event()
         self.caught_up = asyncio.Event()
+
+    def follower(self) -> FollowerBeside:
+        """Return the follower for a new term."""
+        at = self._ledger_js, self.world_js, self.subjects, self.config, self.replicas, self.snapshot_records
+        return FollowerBeside(self._follower_command, lambda: Follower(*at))

@@ -21,7 +21,6 @@ from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.outputs.outputs import Message, Outputs
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.durable.queue_reader import QueueReader
-from moorage.scheduler.history.history import History
 from moorage.scheduler.leader.discovery import Discovery
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.scheduler.leader.gc_schedule import GcSchedule
@@ -77,7 +76,7 @@ class Reign:
             scheduler.replicas,
             scheduler.queue_streams,
         )
-        self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
+        self.follower = scheduler.follower()
         self.questions = Questions(
             self,
             scheduler.world,
@@ -107,6 +106,8 @@ class Reign:
         self._built_ms = 0
         self._skipped_ms = 0  # time that a simulation skipped
         self.records = 0
+        self._purged_through = 0  # records up to it are purged
+        self._purged_but = ""  # the newest snapshot when older ones were purged
         self._append_s = 0.0  # how long their appends took, together
         self._submits_delayed = 0  # records in a row without a submit, during whose append a submit arrived
         self.resigned = asyncio.Event()
@@ -143,6 +144,7 @@ class Reign:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.questions.close()
+        await self.follower.close()
         await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -191,7 +193,7 @@ class Reign:
             "queued": View(engine).queued(),
             "live_jobs": state.live,
             "records": self.records,
-            "history": self.history.figures(),
+            **self.follower.figures(state.seq),
             "counters": {
                 **self.intake.counters,
                 "stuck": self.stalled.told,
@@ -239,11 +241,8 @@ class Reign:
                 return
 
     def _build(self, now: int) -> bytes:
-        """Return the next record. A build that takes too long counts as a failure of the ranker."""
-        began_ns = time.thread_time_ns()  # CPU time, so that other processes on the machine do not count
         payload = self.engine.build(self._time_ms(now), now)
         self._built_ms = now
-        self.engine.built_in((time.thread_time_ns() - began_ns) // 1_000_000)
         for told in self.engine.take_unlogged():
             log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
         return payload
@@ -254,7 +253,6 @@ class Reign:
         if wanted != sent:
             await self._world.send(wanted)
         self.engine.complete(outputs)
-        self.history.take(outputs)
         self.queue_reader.made_room()
         decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
         await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
@@ -269,7 +267,7 @@ class Reign:
 
     def idle_until_s(self) -> float:
         """Return until when, in monotonic seconds, only heartbeats follow if nothing arrives; a time past if busy."""
-        if not (self.history.is_idle and self._scheduler.standings.lately()):
+        if not self._scheduler.standings.lately():
             return 0.0
         left_ms = View(self.engine).idle_until_ms - self.time_ms()
         return (monotonic_ms() + left_ms) / 1000 - self._config.heartbeat_s
@@ -357,10 +355,10 @@ class Reign:
     def figures(self) -> dict[str, Any]:
         """Return what the answer to `fleet` contains in addition to the fleet."""
         return {
-            "history": self.history.figures(),
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
             "contained": self.engine.failures(self.time_ms()),
+            **self.follower.figures(self.engine.state.seq),
             "appends": {"records": self.records, "seconds": round(self._append_s, 6)},
             **self._scheduler.copies.figures(),
             **self.queue_reader.figures(),
@@ -389,24 +387,19 @@ class Reign:
     async def snapshot(self) -> None:
         """Have a follower process write a snapshot every `snapshot_records` records, and name it in the ledger.
 
-        Then older records and snapshots are purged; records after the previous snapshot are kept. Returns at once if
-        there is no command for the follower.
+        Then older records and snapshots are purged (`_shorten`). Returns at once if there is no command for that
+        process.
         """
         scheduler, state = self._scheduler, self.engine.state
         if scheduler.snapshot_command is None:
             return
-        purged = state.snapshot
         taken: SnapshotTaken | None = None
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
             if taken is not None and (state.snapshot is None or state.snapshot[0] != taken.name):
                 continue  # the record that names it is not stored yet: a purge now would delete what it names
             try:
-                if state.snapshot != purged and state.snapshot is not None and state.snapshot_before is not None:
-                    await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)
-                    await scheduler.snapshots.purge_all_but({state.snapshot[0], state.snapshot_before[0]})
-                    purged = state.snapshot
-                    log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
+                await self._shorten()
             except BusError as error:
                 log.warning("old records of the ledger cannot be deleted now: %s", error)
             last = state.snapshot[1] if state.snapshot is not None else 0
@@ -420,6 +413,25 @@ class Reign:
                 else:
                     self.engine.offer(taken)
                     self._wake()
+
+    async def _shorten(self) -> None:
+        """Delete the records before the last snapshot but one, and the snapshots before it. Raises `BusError`.
+
+        Records that the follower of the ledger may read again stay, until the ledger is half full or takes no record.
+        """
+        ledger, newest, before = self._scheduler.ledger, self.engine.state.snapshot, self.engine.state.snapshot_before
+        if newest is None or before is None:
+            return
+        through, kept_from = before[1], self.follower.position.kept_from
+        if kept_from < through and not ledger.appending.told and not await ledger.is_half_full():
+            through = kept_from
+        if through > self._purged_through:
+            await ledger.purge_below(through + 1)
+            self._purged_through = through
+            log.info("snapshot %s counts; the ledger begins behind record %d", newest[0], through)
+        if newest[0] != self._purged_but:
+            await self._scheduler.snapshots.purge_all_but({newest[0], before[0]})
+            self._purged_but = newest[0]
 
     async def _snapshot_of_memory(self) -> SnapshotTaken | None:
         """Write a snapshot in this process, although that holds up the leader; None if it failed, which is logged.

@@ -14,7 +14,6 @@ import time
 from typing import Final
 
 from moorage.bus.errors import BusError
-from moorage.scheduler.core.contained_engine import SAFE_MS
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_reader import read_through
@@ -177,30 +176,16 @@ class Scheduler(Parts):
                     "takeover time"
                 )
 
-    async def _must_be_careful(self, state: State) -> bool:
-        try:
-            return await self.ledger.has_lost_leaders(state)
-        except BusError as error:
-            log.warning("it cannot be read now how the leaders before this one ended: %s", error)
-            return False
-
     async def _lead(self, state: State) -> bool:
         """Lead until `resign` (returns True), or until another scheduler leads.
 
         Raises `Deposed` for that: alone if the takeover failed, later in an ExceptionGroup.
         """
         began_ms = monotonic_ms()
-        wall_s, careful = self.ledger.wall_s(), await self._must_be_careful(state)
+        wall_s = self.ledger.wall_s()
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
         reign = self.reign = Reign(self, state, began_ms)
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
-        if careful:
-            log.warning(
-                "the last two leaders died, the last within a minute of its start: for %d s this leader writes one"
-                " event in each ledger record, and uses the plain ranker",
-                SAFE_MS // 1000,
-            )
-            reign.engine.begin_safe_mode()
         reign.gc_schedule.begin()
         async with asyncio.TaskGroup() as group:
             await reign.open()
@@ -210,11 +195,11 @@ class Scheduler(Parts):
                     group.create_task(keep_running(name, work, failed))
                     for name, work in (
                         ("reading the durable queue", reign.queue_reader.run),
-                        ("writing the history", reign.history.run),
                         ("inspecting devices", questions.inspection.run),
                         ("following jobs that wait", questions.foresight.run),
                         ("the fleet frame", reign.report),
                         ("snapshots", reign.snapshot),
+                        ("following the ledger", reign.follower.run),
                         ("watching the ledger's copies", self.copies.watch),
                     )
                 ]

@@ -45,8 +45,8 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.ledger")
 #: a wall clock that differs this much from the server's is logged
 CLOCK_OFF_S_MAX: Final = 5.0
-#: if two leaders ended without a goodbye within this time, some input may have killed them
-DEATHS_WITHIN_S: Final = 60.0
+#: the bound of a ledger whose stream has none: half of it may wait for the follower
+BYTES_MAX: Final = 4 * 1024**3
 #: how long to wait for a read of the stream's end before the append is sent again: a read sent while the stream had no
 #: leader is never answered. Waiting ten seconds cost every worker of a cluster a third of its lease, long after the
 #: servers were back
@@ -140,6 +140,10 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------ reading
 
+    async def last_seq(self) -> int:
+        """Return the stream's last sequence. Raises `BusError`."""
+        return (await self._js.stream_info(self._subjects.ledger_stream)).last_seq
+
     async def follow(self, state: State, patience_s: float = API_TIMEOUT_S) -> int:
         """Fold the records after `state.seq` into the state. Raises `LedgerGap`, `LedgerBroken`, `BusError`.
 
@@ -218,6 +222,12 @@ class Ledger:
             elif isinstance(act, acts.Restored):
                 state.former_id = act.formerly
         return state
+
+    async def is_half_full(self) -> bool:
+        """Return whether the ledger has half of the bytes of its bound; of `BYTES_MAX`, if its stream has none."""
+        info = await self._js.stream_info(self._subjects.ledger_stream)
+        bound = info.config.get("max_bytes", -1)
+        return 2 * info.size_bytes >= (bound if bound > 0 else BYTES_MAX)
 
     async def purge_below(self, seq: int) -> int:
         """Delete the records below a sequence, and return how many (ledger-rules H36).
@@ -317,21 +327,6 @@ class Ledger:
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
         return record is not None and any(isinstance(act, acts.Resign) for act in record.acts)
-
-    async def has_lost_leaders(self, state: State) -> bool:
-        """Return whether the last two leaders ended without resigning, and the last began within `DEATHS_WITHIN_S`.
-
-        Must be asked before the next leader writes its epoch record. Raises `BusError`.
-        """
-        if not state.leader or state.epoch < 2:  # the last leader resigned, or was the first
-            return False
-        stream = self._subjects.ledger_stream
-        began = await self._js.get_message(stream, state.epoch_seq)
-        if began is None or self.server_s() - wall_seconds(began.stored_at) > DEATHS_WITHIN_S:
-            return False
-        before = await self._js.get_message(stream, state.epoch_seq - 1)
-        record = self._decode(before) if before is not None else None
-        return record is not None and not any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def mark_behind(self, state: State, rid: int, why: str) -> None:
         """Append the last record of a ledger found to be an older backup, so that no scheduler leads it.

@@ -28,7 +28,6 @@ from moorage.scheduler.core.events import (
     Event,
     FromWorker,
     Order,
-    PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
@@ -38,7 +37,7 @@ from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.ledger.state import Job, State
+from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting
 from moorage.scheduler.core.outputs.outputs import Outputs, slots_of
 from moorage.scheduler.core.rank.rankers import ranker_class
@@ -51,7 +50,7 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 #: at this size the recording ends, and the leader continues without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
@@ -139,33 +138,10 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("load", worker_id, _encode(frame), mono_ms)
         super().offer_load(worker_id, frame, mono_ms)
 
-    def kept(self, job: Job, sequence: int) -> None:
-        self._recorder.put("kept", job.num, sequence)
-        super().kept(job, sequence)
-
     def build(self, time_ms: int, mono_ms: int) -> bytes:
-        self.ranker.failed_at.clear()
         payload = super().build(time_ms, mono_ms)
-        if self.ranker.failed_at:
-            self._recorder.put("ranker", self.ranker.failed_at)
         self._recorder.put("build", time_ms, mono_ms, payload)
         return payload
-
-    def set_aside(self, aside: list[Any], time_ms: int, mono_ms: int, soft: dict[str, Any]) -> None:
-        self._recorder.put("aside", aside, time_ms, mono_ms, soft)
-        super().set_aside(aside, time_ms, mono_ms, soft)
-
-    def mend(self, mono_ms: int, soft: dict[str, Any]) -> None:
-        self._recorder.put("mend", mono_ms, soft)
-        super().mend(mono_ms, soft)
-
-    def was_slow(self, took_ms: int) -> None:
-        self._recorder.put("slow", took_ms)
-        super().was_slow(took_ms)
-
-    def begin_safe_mode(self) -> None:
-        self._recorder.put("safe")
-        super().begin_safe_mode()
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
@@ -186,8 +162,6 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator
         case SnapshotTaken():
             return "snapshot", event.name, event.seq, event.digest
-        case PartKept():
-            return "part", event.num, event.seq, event.first, event.last
         case _:
             return ("resign",)
 
@@ -196,8 +170,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
     match kind:
         case "submit":
             tenant, name, body, sequence, trace = rest
-            _, request, shape = engine.read(body)
-            return Submit(tenant, name, body, request, shape, "", True, sequence, trace)
+            return engine.submitted(tenant, body, lambda: str(name), sequence=sequence, trace=trace)
         case "read":
             return QueueRead(*rest)
         case "cancel":
@@ -211,8 +184,6 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
         case "snapshot":
             return SnapshotTaken(*rest)
-        case "part":
-            return PartKept(*rest)
         case "resign":
             return Resign()
     raise CannotReplay(f"this release knows no event {kind!r}")
@@ -358,18 +329,6 @@ class _ReplayedReign:
                 engine.offer(_read(engine, rest[0], rest[1:]))
             case "load":
                 engine.offer_load(rest[0], _load(rest[1]), rest[2])
-            case "kept":
-                engine.kept(engine.state.jobs[rest[0]], rest[1])
-            case "ranker":
-                engine.fail_ranking_at(rest[0])
-            case "aside":
-                engine.set_aside(*rest)
-            case "mend":
-                engine.mend(*rest)
-            case "slow":
-                engine.was_slow(*rest)
-            case "safe":
-                engine.begin_safe_mode()
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
             case "commit":

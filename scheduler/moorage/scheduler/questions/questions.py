@@ -17,9 +17,11 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Order
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.usage import usage
+from moorage.scheduler.core.queries.waiting import waiting_by_reason
 from moorage.scheduler.durable.dead_letters import DeadLetters
-from moorage.scheduler.history.history_reader import HistoryReader, check_page
+from moorage.scheduler.follower.beside import FollowerBeside
+from moorage.scheduler.follower.follower import Question
+from moorage.scheduler.history.history_reader import HistoryReader, NotNow, Place, check_page
 from moorage.scheduler.leader.inspection import Inspection, device_drift
 from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.questions.foresight import Foresight
@@ -27,7 +29,7 @@ from moorage.scheduler.questions.question_fields import check_fields
 from moorage.scheduler.questions.question_queue import contained
 from moorage.scheduler.questions.relay import Relay, page_asked
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import Problem, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
 from moorage.schemas.subjects import Subjects
@@ -39,6 +41,10 @@ class Leader(Protocol):
     @property
     def engine(self) -> Engine:
         """The core of this term."""
+
+    @property
+    def follower(self) -> FollowerBeside:
+        """The follower of the ledger in this term."""
 
     def is_fresh(self) -> bool:
         """Return whether the last acknowledged append is so recent that no other scheduler can lead yet."""
@@ -77,7 +83,7 @@ class Questions:
         self._engine = engine = leader.engine
         self._standings = standings
         self._letters = letters
-        self._history = HistoryReader(jetstream, subjects, engine, self._answer_read)
+        self._history = HistoryReader(jetstream, subjects, engine, self._where, self._answer_read)
         self._relay = Relay(world, subjects, engine, self._history, leader.answer_now)
         self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
@@ -104,7 +110,7 @@ class Questions:
         if verb == "ls":
             self._ask(verb, partial(views.ls, engine, tenant, arguments), reply, json)
         elif verb == "usage":
-            self._ask(verb, partial(usage, engine, tenant, arguments), reply, json)
+            self._ask(verb, partial(self._usage, tenant, arguments, reply, json), reply, json)
         elif verb in ("show", "explain", "history"):
             self._about_a_job(tenant, verb, arguments, reply, json)
         else:
@@ -161,6 +167,18 @@ class Questions:
         """
         self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
+    def _usage(self, tenant: str | None, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
+        """Ask the follower, which answers later; return the problem if it cannot be asked now."""
+        question = Question("usage", self._engine.state.seq, tenant, arguments)
+        return self._leader.follower.ask(question, lambda data: self._answer_read("usage", data, reply, json))
+
+    async def _where(self, tenant: str, job: str) -> Place:
+        """Return where the story of a job is, as the follower says. Raises `NotNow`."""
+        answer = await self._leader.follower.asked(Question("where", self._engine.state.seq, tenant, {"job": job}))
+        if isinstance(answer, Problem):
+            raise NotNow(answer)
+        return answer["parts"], answer["seq"]
+
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
         if reply:
             self._leader.answer_now(reply, encode(frame, json=json))
@@ -185,9 +203,11 @@ class Questions:
         elif verb == "dlq":
             self._letters.ask(operator, arguments, self._leader.answer_now, reply, json)
         elif verb == "tenants":
-            self._ask(verb, lambda: views.tenants(self._engine), reply, json)
+            self._ask(
+                verb, lambda: views.tenants(self._engine) | {"waiting": waiting_by_reason(self._engine)}, reply, json
+            )
         elif verb == "usage":
-            self._ask(verb, partial(usage, self._engine, None, arguments), reply, json)
+            self._ask(verb, partial(self._usage, None, arguments, reply, json), reply, json)
         elif verb in ACTS:
             self._engine.offer(self._order(operator, verb, arguments, reply, json))
         else:

@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Submit
-from moorage.scheduler.core.fleet.tflops import resolved
+from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.view import View
@@ -135,8 +134,6 @@ class Play:
         out = self.engine.commit(self.engine.state.seq + 1, self._mono_ms)
         self.engine.complete(out)
         self.records += 1
-        for job in out.ended:
-            job.kept = 1  # as if written to the history
         self.on_outputs(out)
         for _, payload, _ in out.messages:
             self._obey(_decode_wanted(payload))
@@ -147,9 +144,11 @@ class Play:
         engine = self.engine
         unused = (f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
         name = job or next(unused)
-        body = resolved(canonical(msgspec.structs.replace(request, job=job)), engine.config.tflops_file)
-        _, asked, shape = engine.read(body)
-        engine.offer(Submit(tenant, name, body, msgspec.structs.replace(asked, if_seq=None), shape, reply, False))
+        event = engine.submitted(
+            tenant, canonical(msgspec.structs.replace(request, job=job)), lambda: name, reply, json=False
+        )
+        event.request = msgspec.structs.replace(event.request, if_seq=None)
+        engine.offer(event)
         return name
 
     # ------------------------------------------------------------------------------------------ the workers

@@ -69,14 +69,18 @@ class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="history"):
     """Stories of jobs of one tenant that are over, and parts of long ones.
 
-    At most four frames a second while no story grows long.
+    A job is in several frames only if its story is long. Each revision is in one frame.
 
-    A job may be in several frames, because a new leader writes again what may not have been written: (job, rev)
-    identifies doubles.
+    - `ledger` is the record up to which the writer had read the ledger. Whatever the tenant's stories had to tell up to
+      there is in this frame, in those before it, or in the next one with the same number.
+    - `gap`: transitions are missing, because records of the ledger were deleted before they were read: after and
+      through which sequence, from and until when in ledger ms.
     """
 
     tenant: str
     states: list[str]
     workers: dict[int, HistoryWorker]
     jobs: list[Story]
+    ledger: int = 0
+    gap: tuple[int, int, int, int] | None = None
     v: int = VERSION

@@ -9,7 +9,7 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Order, Submit
+from moorage.scheduler.core.events import FromWorker, Order
 from moorage.scheduler.core.ledger.acts import Epoch
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record
@@ -129,9 +129,7 @@ class World(Play):
         return int(min(at, self.next_pass_ms()))
 
     def _submit(self, job: TraceJob) -> None:
-        body = _encode(job.request)
-        _, request, shape = self.engine.read(body)
-        self.engine.offer(Submit(job.tenant, _name(job), body, request, shape))
+        self.engine.offer(self.engine.submitted(job.tenant, _encode(job.request), lambda: _name(job)))
         self._waiting += 1
 
     # ------------------------------------------------------------------------------------- what the trace says

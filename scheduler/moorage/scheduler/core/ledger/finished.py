@@ -22,6 +22,8 @@ ROWS_MAX: Final = 2_000_000
 
 _ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces
 ROW_BYTES: Final = _ROW.size
+_SEQ: Final = struct.Struct("<IB")
+_SEQ_AT: Final = ROW_BYTES - _SEQ.size
 _LOW: Final = struct.Struct("<I")  # the first bytes of a key, which is first in its row
 KEY_BYTES: Final = 12
 DIGEST_BYTES: Final = 8
@@ -85,19 +87,30 @@ class FinishedTable:
         _, digest, seconds, state, low, high = self._unpacked(self._number(entry))
         return digest, seconds, state, high << 32 | low
 
-    def add(self, key: bytes, digest: bytes, time_ms: int, state: int, seq: int = 0) -> None:
+    def add(self, key: bytes, digest: bytes, time_ms: int, state: int) -> None:
         """Append a row; if the table is full, the oldest is dropped. An older row of the same key is no longer found.
 
-        The first 8 bytes of the digest count. `seq` is the sequence of the message in the history stream, 0 for none.
+        The first 8 bytes of the digest count.
         """
-        self.add_all([(key, digest, time_ms, state, seq)])
+        self.add_all([(key, digest, time_ms, state)])
 
-    def add_all(self, rows: Iterable[tuple[bytes, bytes, int, int, int]]) -> None:
+    def locate(self, key: bytes, seq: int) -> None:
+        """Note that the message `seq` of the history stream has the end of a job's story.
+
+        Does nothing without a row of the key. The ledger does not say it, so only a follower's table knows it.
+        """
+        segment, slot = self._look(key)
+        if segment[slot] != _EMPTY and seq <= _SEQ_MAX:
+            at = self._number(segment[slot]) - self._base
+            start = at % _CHUNK_ROWS * ROW_BYTES + _SEQ_AT
+            _SEQ.pack_into(self._chunks[at // _CHUNK_ROWS], start, seq & 0xFFFFFFFF, seq >> 32)
+
+    def add_all(self, rows: Iterable[tuple[bytes, bytes, int, int] | tuple[bytes, bytes, int, int, int]]) -> None:
         """Add each of these rows (the arguments of `add`) in order; jobs leave memory by the hundred."""
         segments, filled, number, sums = self._segments, self._filled, self._end, self.row
         pack_into, full = _ROW.pack_into, self._first + self.rows_max
         chunk, start = bytearray(), 0
-        for key, digest, time_ms, state, seq in rows:
+        for key, digest, time_ms, state, *located in rows:
             if number >= full:
                 self._end, self.row = number, sums
                 self.drop_oldest()
@@ -108,8 +121,7 @@ class FinishedTable:
                 if at == len(self._chunks):
                     self._chunks.append(bytearray(_CHUNK_ROWS * ROW_BYTES))
                 chunk, start = self._chunks[at], row * ROW_BYTES
-            if seq > _SEQ_MAX:
-                seq = 0
+            seq = located[0] if located else 0
             pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
             bits, which = _from_bytes(key, "little"), key[-1]
             segment = segments[which]

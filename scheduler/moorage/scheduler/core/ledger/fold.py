@@ -13,7 +13,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN
-from moorage.scheduler.core.ledger.state import STORY_PART, State, new_job
+from moorage.scheduler.core.ledger.state import STORY_MAX, State, new_job
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 
 
@@ -68,11 +68,11 @@ class _Folding(FoldingSteps):
         state.seq = self.seq
 
     def _renew_digest(self) -> None:
-        """Replace the digest of each changed row in the state's digest, and note the jobs that are over now."""
+        """Replace the digest of each changed row in the state's digest, note the jobs that are over now."""
         state, out = self.state, self.out
         for job in out.jobs.values():
-            if len(job.story) >= STORY_PART:
-                self.note_long_story(job)
+            if len(job.story) >= STORY_MAX:
+                self.shorten_story(job)
         digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:
             new = replica.digest_row()

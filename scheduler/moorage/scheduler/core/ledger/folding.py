@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Set
+from operator import itemgetter
 
 from moorage.scheduler.core.ledger.state import (
-    REV,
+    AT_MS,
     STORY_MAX,
     STORY_MAX_REPLICA,
     STORY_PART,
@@ -17,8 +19,6 @@ from moorage.scheduler.core.ledger.state import (
     Tenant,
     Worker,
 )
-from moorage.scheduler.core.ledger.usage import Tally
-from moorage.schemas.codec import decode_request
 
 
 class FoldError(Exception):
@@ -30,11 +30,10 @@ class Folded:
 
     __slots__ = (
         "accepted",
-        "dropped",
+        "compacted",
         "ended",
         "forgotten",
         "jobs",
-        "long",
         "placed",
         "touched",
         "workers",
@@ -46,9 +45,7 @@ class Folded:
         self.placed: list[Member] = []
         self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
         self.ended: list[Job] = []
-        # jobs whose story should be partly written to the history before memory drops it
-        self.long: dict[int, Job] = {}
-        self.dropped = 0  # transitions that memory dropped before the history had them
+        self.compacted: list[Job] = []  # ended ones that left memory
         self.workers: list[Worker] = []  # joined, left or changed
         self.forgotten: list[Worker] = []
 
@@ -101,31 +98,17 @@ class Folding:
         self.out.jobs[num] = job
         return job
 
-    def note_long_story(self, job: Job) -> None:
-        """Note that a story is long if it is; drop its oldest quarter if the history has not taken that in time.
+    def shorten_story(self, job: Job) -> None:
+        """Drop the oldest transitions of a long story; the history has them.
 
-        To be called after the record's steps: what is dropped is counted as used, and that needs the story to end where
-        the job's members are.
+        What this record says stays, and so much before it as a follower of the ledger may still have to write.
         """
         story, replicas = job.story, len(job.replicas)
         most = STORY_MAX + STORY_MAX_REPLICA * replicas
         if len(story) >= most:
-            oldest, written = len(story) - most * 3 // 4, job.parts[-1][2] if job.parts else 0
-            self.out.dropped += sum(row[REV] > written for row in story[:oldest])
-            self._count_usage(job, oldest)
-            del story[:oldest]
-        if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
-            self.out.long[job.num] = job
-
-    def _count_usage(self, job: Job, oldest: int) -> None:
-        """Add to the sums what the oldest transitions of a job used, because they leave memory."""
-        tally = Tally(self.state, self.time, lambda job: decode_request(job.body))
-        tally.add_oldest(job, oldest)
-        usage = self.state.usage
-        before = usage.row
-        for key, sums in tally.sums():
-            usage.add(*key, sums)
-        self.state.digest = (self.state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
+            said = bisect_left(story, self.time, key=itemgetter(AT_MS))
+            unwritten = STORY_PART + STORY_PART_REPLICA * replicas
+            del story[: max(0, min(len(story) - most * 3 // 4, said - unwritten))]
 
 
 class Checking:

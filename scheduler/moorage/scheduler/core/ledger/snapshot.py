@@ -30,7 +30,6 @@ from moorage.scheduler.core.ledger.state import (
     new_job,
     new_member,
 )
-from moorage.scheduler.core.ledger.usage_table import UsageTable
 from moorage.schemas.unreadable import UNREADABLE
 
 SNAPSHOT_FORMAT: Final = 1
@@ -57,7 +56,6 @@ class _Job(msgspec.Struct, array_like=True):
     master: str
     story: list[tuple[Any, ...]]  # rows of `Transition`, of different lengths
     replicas: list[list[int]]
-    parts: tuple[tuple[int, int, int], ...]
 
 
 class _Worker(msgspec.Struct, array_like=True):
@@ -113,7 +111,6 @@ class _Snapshot(msgspec.Struct, array_like=True):
     restored: tuple[str, int, int]  # former ledger id, when, and in which epoch
     behind: str
     preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]]  # job number, workers, jobs that end for it
-    usage: list[tuple[str, str, bytes, bytes]]  # tenant, model, hours, their sums
     used: list[tuple[int, tuple[int, int]]]  # job number, GPU milliseconds and MiB seconds
     resizes: list[tuple[int, tuple[Resize, ...]]]  # job number, operators' changes of its share
     freezes: list[tuple[int, int, int]]  # job number, replica, fence
@@ -137,7 +134,6 @@ def dump(state: State) -> bytes:
                 [r.state, r.attempt, r.fence, r.retries, r.losses, r.refusals, r.not_before, r.after]
                 for r in job.replicas
             ],
-            job.parts,
         )
         for job in state.jobs.values()
     ]  # fmt: skip
@@ -184,7 +180,7 @@ def dump(state: State) -> bytes:
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
             tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, worker_health, job_avoids, notices,
             state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
-            preempts, state.usage.dump(), [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
+            preempts, [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
             [(job.num, job.resizes) for job in state.jobs.values() if job.resizes],
             freezes, wakes, state.next_worker, [(job.num, job.lacking) for job in state.jobs.values() if job.lacking],
             [(worker.num, worker.until_ms, worker.why) for worker in state.shut.values()],
@@ -266,7 +262,6 @@ def _loaded(found: _Snapshot) -> State:
     _load_health(state, found)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished)
-    state.usage = UsageTable.load(found.usage)
     _digest_rows(state)
     if state.digest != found.digest:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
@@ -278,7 +273,6 @@ def _load_job(state: State, row: _Job) -> None:
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
     job.story = row.story
-    job.parts = row.parts
     for replica, values in zip(job.replicas, row.replicas, strict=True):
         (
             replica.state,
@@ -358,7 +352,7 @@ def _digest_rows(state: State) -> None:
     for worker in state.workers.values():
         rows += (worker, *worker.members.values())
     rows += state.tenants.values()
-    total = state.finished.row + state.usage.row
+    total = state.finished.row
     for row in rows:
         row.row = row.digest_row()
         total += row.row

@@ -2,7 +2,7 @@
 
 Load frames are not part of it (see `fleet.py`), and of a worker's hellos only that of its join. Fields marked *soft*
 belong to this process alone; they are neither in the digest nor in snapshots. The digest is the sum of the hashes of
-all rows (jobs, replicas, members, workers, tenants, finished jobs, usage). Each row keeps its hash in `row`, so that
+all rows (jobs, replicas, members, workers, tenants, finished jobs). Each row keeps its hash in `row`, so that
 only changed rows are hashed again.
 """
 
@@ -16,7 +16,6 @@ from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.resizes import Resize
-from moorage.scheduler.core.ledger.usage_table import UsageTable
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 
 QUEUED: Final = STATE_NUMBER["QUEUED"]
@@ -59,14 +58,12 @@ RESIZED: Final = -7
 #: the names of the numbers in a story; negative numbers count from the end
 STORY_WORDS: Final = (*STATES, "RESIZED", "NOT_FROZEN", "RESUME", "FREEZE", "PRIORITY", "RELEASED", "HELD")
 
-#: how many of a job's last transitions stay in memory once the history holds the older ones
-STORY_KEPT: Final = 64
-#: a longer story (plus the second number for each replica) is written to the history in parts before the job ends
-STORY_PART: Final = 96
-STORY_PART_REPLICA: Final = 4
-#: while the history cannot be written, older transitions beyond this (plus the second for each replica) are dropped
+#: of a longer story (plus the second number for each replica) the oldest transitions leave memory
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
+#: so many transitions that are not written yet (plus the second number for each replica) make a part of the history
+STORY_PART: Final = 64
+STORY_PART_REPLICA: Final = 4
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
 AVOID_MAX: Final = 16
 #: the inflation factor of usage when counting begins, see `fairshare`
@@ -161,7 +158,6 @@ class Job:
         "gang",
         "held",
         "hold",
-        "kept",
         "key",
         "lacking",
         "ledger",
@@ -172,7 +168,6 @@ class Job:
         "num",
         "over",
         "own_subject",
-        "parts",
         "preempts",
         "priority",
         "replicas",
@@ -222,10 +217,7 @@ class Job:
         #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
         self.used: tuple[int, int] | None = None
         self.story: list[Transition] = []
-        #: earlier parts of the story: history sequence, first and last revision
-        self.parts: tuple[tuple[int, int, int], ...] = ()
         self.row = 0
-        self.kept = 0  # soft: the history sequence that completes its story; 0 until it is acknowledged
         self.shape: Any = None  # soft: the interned shape of its request
         self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
         self.key = b""  # soft: `finished.job_key`, once computed
@@ -564,7 +556,6 @@ class State:
         self.extra = 0  # soft: the sum of `extra` of all `jobs`
         self.extra_ended = 0  # soft: the sum of `extra` of the jobs in `ended`
         self.finished = FinishedTable()
-        self.usage = UsageTable()  # of jobs that have left memory
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: dict[int, Worker] = {}
@@ -621,7 +612,7 @@ class State:
 
     def full_digest(self) -> int:
         """Return the digest computed from all rows; it must equal the incremental digest."""
-        total = self.finished.row + self.usage.full_row()
+        total = self.finished.row
         for job in self.jobs.values():
             total += job.digest_row()
             for replica in job.replicas:

@@ -235,7 +235,6 @@ class Admission:
             job = tenant.jobs.get(event.name)
             if job is not None:
                 return self._again(event, job.body, job.state, job.ledger)
-        event.key = job_key(event.tenant, event.name)
         row = self._finished_lately(draft, event.key)
         return None if row is None else self._finished(event, row[0], row[2])
 

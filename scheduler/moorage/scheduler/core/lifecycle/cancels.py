@@ -25,13 +25,13 @@ class Cancels:
         self._by_tenant.setdefault(event.tenant, deque()).append(event)
         self.size += 1
 
-    def take(self, draft: Draft, *, alone: bool = False) -> Iterator[Cancel | QueueRead]:
+    def take(self, draft: Draft) -> Iterator[Cancel | QueueRead]:
         """Yield the events for which the record has room, tenant by tenant, and move each to `taken`.
 
-        They are at most `CANCELS_MAX`; with `alone`, at most one. The caller writes each before it asks for the next.
+        They are at most `CANCELS_MAX`. The caller writes each before it asks for the next.
         """
         turns = self._by_tenant
-        for _ in range(1 if alone else CANCELS_MAX):
+        for _ in range(CANCELS_MAX):
             if not turns or draft.bulk_full:
                 return
             tenant = next(iter(turns))
@@ -58,8 +58,20 @@ class Cancels:
         self.size += len(self.taken)
         self.taken.clear()
 
-    def of(self, tenant: str) -> deque[Cancel | QueueRead]:
-        return self._by_tenant[tenant]
+    @property
+    def tenants(self) -> list[str]:
+        return list(self._by_tenant)
+
+    def pull(self, tenant: str) -> deque[Cancel | QueueRead]:
+        """Take all of a tenant's events out of the queue, and return them in their order."""
+        mine = self._by_tenant.pop(tenant)
+        self.size -= len(mine)
+        return mine
+
+    def put_first(self, tenant: str, events: deque[Cancel | QueueRead]) -> None:
+        """Put events back that were pulled, before those of the tenant that came since."""
+        self._by_tenant.setdefault(tenant, deque()).extendleft(reversed(events))
+        self.size += len(events)
 
     def remove(self, event: Cancel) -> None:
         mine = self._by_tenant[event.tenant]

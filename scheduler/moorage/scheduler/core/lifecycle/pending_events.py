@@ -46,15 +46,6 @@ class PendingEvents:
         self.taken_rest.clear()
         self.cancels.taken.clear()
 
-    @property
-    def has_taken(self) -> bool:
-        """Whether anything but renewals and marks (`QueueRead`) of submits was taken for this record."""
-        return bool(
-            any(isinstance(event, Submit) for event in self.taken_submits)
-            or self.cancels.taken
-            or any(is_urgent(event) for event in self.taken_rest)
-        )
-
     def take_back(self) -> None:
         """Put back everything taken for a record that is not written."""
         self.submits.extendleft(reversed(self.taken_submits))

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.acts import Compact, Expire, Part, Usage
+from moorage.scheduler.core.ledger.acts import Compact, Expire
 from moorage.scheduler.core.ledger.finished import request_digest
 from moorage.scheduler.core.ledger.state import AT_MS, Job, State
-from moorage.scheduler.core.ledger.usage import Tally
-from moorage.schemas.job import Request
 from moorage.schemas.request_cache import RequestCache
 
 #: the most ended jobs that one record compacts (big ones count more)
 COMPACT_MAX: Final = 512
 #: compaction waits until `ended_max` is exceeded by one part in this many, so that most records compact nothing
 COMPACT_PARTS: Final = 256
-#: the most usage rows in one record, before the last job's; some 25 bytes each
-USAGE_ROWS_MAX: Final = 1_000
-#: ended jobs beyond `ended_max` wait for the history, but at most `ended_max` more, or this many; further ones are
-#: compacted without it
-ENDED_SPARE: Final = 1_000
 
 
 class Retention:
-    """Decides which ended jobs leave memory, and which rows of finished jobs expire.
-
-    `dropped` counts jobs that left memory although their history could not be written, and such transitions of jobs
-    with long stories.
-    """
+    """Decides which ended jobs leave memory, and which rows of finished jobs expire."""
 
     def __init__(self, state: State, requests: RequestCache, config: Config) -> None:
-        self.dropped = 0
         self.rows_looked = False  # whether `forget` ran in this second
         self._state = state
         self._requests = requests
@@ -45,14 +32,11 @@ class Retention:
     def holds_up(self, draft: Draft, job: Job) -> bool:
         """Return whether a submit must wait, because an ended job in memory has its id longer than `finished_keep`.
 
-        Then that job is compacted with this record or the next ones, after all that ended before it. While the history
-        lacks the job that ended first, the submit does not wait, and the id is taken.
+        Then that job is compacted with this record or the next ones, after all that ended before it.
         """
         if not job.over or not job.story:
             return False
         if draft.time_ms - job.story[-1][AT_MS] < self._config.finished_keep_ms:
-            return False
-        if not self._state.jobs[self._state.ended[0]].kept:
             return False
         self._through = job.num
         return True
@@ -60,52 +44,27 @@ class Retention:
     def compact(self, draft: Draft) -> int:
         """Compact the oldest ended jobs beyond `ended_max`; their digests stay for idempotence. Return their number.
 
-        Jobs that the history lacks wait for it; beyond a bound they are compacted without it, so that scheduling
-        continues. If a submit waits for an id (`holds_up`), jobs are compacted up to the one that has it. The GPU usage
-        of all these jobs, and that of dropped parts of long stories, is added to the sums.
+        If a submit waits for an id (`holds_up`), jobs are compacted up to the one that has it.
         """
-        tally = Tally(self._state, draft.time_ms, self._request_of)
-        parted = {act.job: act.last for act in draft.acts if isinstance(act, Part)}
-        for num, last in parted.items():
-            tally.add_leaving(self._state.jobs[num], last)
-        count = self._compact(draft, tally, parted)
-        if tally.fine:
-            draft.add(Usage(tally.rows()))
-        return count
-
-    def _request_of(self, job: Job) -> Request:
-        return self._requests.read(job.body)[1].request
-
-    def _compact(self, draft: Draft, tally: Tally, parted: Container[int]) -> int:
         state, most = self._state, self._config.ended_max
-        ended = state.ended
-        surplus = min(len(ended) + state.extra_ended - most, COMPACT_MAX)
+        surplus = min(len(state.ended) + state.extra_ended - most, COMPACT_MAX)
         if self._through in state.jobs:
             surplus = COMPACT_MAX
         elif surplus <= 0 or surplus < most // COMPACT_PARTS:
             return 0
-        must = len(ended) + state.extra_ended - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
-        kept: list[int] = []
         gone, jobs, read = 0, state.jobs, self._requests.read
-        for num in ended:
-            if gone >= surplus or len(tally.fine) >= USAGE_ROWS_MAX or num in parted:
+        for num in state.ended:
+            if gone >= surplus:
                 break
             job = jobs[num]
-            if not job.kept:
-                if gone >= must:
-                    break
-                self.dropped += 1
             name, asked = read(job.body)
             flat += (num, request_digest(asked.identity(name)))
-            kept.append(job.kept)
-            tally.add(job)
             gone += 1 + job.extra
             if num == self._through:
                 break
-        if flat:
-            draft.add(Compact(flat, kept))
-        return len(kept)
+        draft.add(Compact(flat))
+        return len(flat) // 2
 
     def forget(self, draft: Draft, added: int) -> None:
         """Expire rows of finished jobs by age and number: once a second, and whenever this record adds rows.

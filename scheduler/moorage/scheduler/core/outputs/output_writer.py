@@ -11,9 +11,8 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import AT_EXITED, QUEUED, Job, Member, State, Worker
 from moorage.scheduler.core.lifecycle.sessions import Sessions
-from moorage.scheduler.core.outputs.event_encoder import EventEncoder
 from moorage.scheduler.core.outputs.in_flight import InFlight
-from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames, enforced_on
+from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames, enforced_on, event_of
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined, Resized
 from moorage.schemas.job import STATES, Request
@@ -42,20 +41,17 @@ class OutputWriter:
         self._sessions = sessions
         self._request_of = request_of
         self._arm = arm
-        self._encoder = EventEncoder(state)
         self._joined: list[Worker] = []  # workers that joined with the record whose events are to be added
 
     def add_events(self, folded: Folded, out: Outputs) -> None:
         """Add one event for each changed job, and for each whose worker rejoined with other levels of enforcement."""
-        if folded.workers:
-            self._encoder.forget()
-        encode_event, events = self._encoder.event, out.events
+        state, events = self._state, out.events
         for job in folded.jobs.values():
             if job.told < job.rev:
                 own = job.own_subject
                 if own is None:
                     own = self.own_subject(job)
-                events.append((job.tenant, job.name, encode_event(job), own))
+                events.append((job.tenant, job.name, encode(event_of(state, job)), own))
         while self._joined:
             self._tell_levels(self._joined.pop(), out)
 

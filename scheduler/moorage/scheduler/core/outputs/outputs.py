@@ -55,13 +55,12 @@ Message = tuple[str, bytes, str]  # subject, payload, reply
 class Outputs:
     """Everything sent for one record. `answers` are (reply subject, payload)."""
 
-    __slots__ = ("answers", "ended", "events", "long", "messages")
+    __slots__ = ("answers", "ended", "events", "messages")
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, bytes]] = []
         self.messages: list[Message] = []
-        self.ended: list[Job] = []  # jobs that ended with this record; their transitions go to the history
-        self.long: list[Job] = []  # jobs whose transitions are too many for memory: a part goes to the history now
+        self.ended: list[Job] = []  # jobs that ended with this record
         # tenant, job, event as JSON, whether also on its own subject
         self.events: list[tuple[str, str, bytes, bool]] = []
 

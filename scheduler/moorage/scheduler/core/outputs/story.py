@@ -6,15 +6,14 @@ takes a tenth of the cost of writing out every transition.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from moorage.scheduler.core.ledger.state import REV, SLOTS, STORY_WORDS, WORKER, Job, State, Transition
-from moorage.scheduler.core.outputs.outputs import CHANGES_SURE, slots_of
+from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.schemas.codec import decode_request, is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
-from moorage.schemas.job import STATES
 
 #: of one frame, including the table of its workers; one story always goes in, whatever its size
 PACKED_BYTES_MAX: Final = 700 * 1024
@@ -31,23 +30,34 @@ _encode: Final = msgspec.json.Encoder().encode
 _HEAD_STATES: Final = _encode(list(STORY_WORDS))
 
 
-def unwritten(job: Job) -> list[Transition]:
+#: frames with earlier parts of a job's story: sequence, first and last revision
+Parts = list[tuple[int, int, int]]
+
+
+def unwritten(job: Job, parts: Parts) -> list[Transition]:
     """Return the transitions in memory that no part in the history contains."""
     story = job.story
-    if not job.parts or not story:
+    if not parts or not story:
         return story
-    return story[max(0, job.parts[-1][2] - story[0][REV] + 1) :]
+    return story[max(0, parts[-1][2] - story[0][REV] + 1) :]
 
 
-#: what a frame contains of a job: first and last revision, and whether the story is complete
-Packed = tuple[Job, int, int, bool]
+class Packed(NamedTuple):
+    """What a frame contains of a job: first and last revision, and whether it is the end of the story."""
+
+    job: Job
+    first: int
+    last: int
+    over: bool
 
 
 class Packing:
     """One frame that is being filled."""
 
-    def __init__(self, state: State, tenant: str) -> None:
+    def __init__(self, state: State, tenant: str, gap: tuple[int, int, int, int] | None = None) -> None:
+        """`gap` is what the frame tells of records that nobody read, see `HistoryFrame`."""
         self._state = state
+        self._gap = gap
         self._tenant = tenant
         self._rows: list[bytes] = []
         self._slots: dict[int, int] = {}  # worker number -> slots named by stories
@@ -55,17 +65,17 @@ class Packing:
         self._bytes = 0
         self.packed: list[Packed] = []
 
-    def add(self, job: Job, *, with_request: bool) -> bool:
+    def add(self, job: Job, parts: Parts, *, with_request: bool) -> bool:
         """Add the unwritten part of a job's story; return False if the frame has no room for it.
 
         Of a part above `STORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
         """
-        moves, over = unwritten(job), job.over
+        moves, over = unwritten(job, parts), job.over
         request = _request(job) if over and with_request else None
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             used = () if job.used is None else (job.used,)
-            row = _encode((*name, job.parts, moves, request, *used) if over else (*name, (), moves))
+            row = _encode((*name, parts, moves, request, *used) if over else (*name, (), moves))
             fresh = self._fresh(moves)
             size = len(row)
             if fresh:
@@ -77,48 +87,8 @@ class Packing:
         if not self._put(row, size, fresh):
             return False
         first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
-        self.packed.append((job, first, last, over))
+        self.packed.append(Packed(job, first, last, over))
         return True
-
-    def add_plain(self, jobs: list[Job], *, with_request: bool) -> list[Job]:
-        """Add the simple stories, as nearly all are, and return the jobs left for `add`.
-
-        Simple stories are complete, of one replica with at most one attempt, without measured GPU use, and short enough
-        not to need parts. All jobs are returned if the frame may not have room for the simple ones.
-        """
-        rows: list[tuple[object, ...]] = []
-        fresh: dict[int, int] = {}
-        packed: list[Packed] = []
-        left: list[Job] = []
-        for job in jobs:
-            story, replica = job.story, job.replicas[0]
-            is_long = job.parts or len(job.replicas) > 1 or not 0 < len(story) <= CHANGES_SURE
-            if not job.over or is_long or job.used is not None:
-                left.append(job)
-                continue
-            first = story[0]
-            num, attempt = first[WORKER], replica.attempt
-            if num >= 0 and attempt == 1:  # one worker and its slots
-                fresh[num] = fresh.get(num, 0) | first[SLOTS]
-            elif attempt:
-                left.append(job)
-                continue
-            request = _request(job) if with_request else None
-            rows.append(
-                (job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request)
-            )
-            packed.append((job, first[REV], story[-1][REV], True))
-        if not rows:
-            return left
-        slots = self._slots
-        fresh = {num: mask for num, mask in fresh.items() if num not in slots or mask & ~slots[num]}
-        text = _encode(rows)
-        size = len(text) + sum(map(self._cost, fresh, fresh.values()))
-        if self._bytes + size > PACKED_BYTES_MAX:
-            return jobs
-        self._put(text[1:-1], size, fresh)
-        self.packed += packed
-        return left
 
     def _put(self, row: bytes, size: int, fresh: dict[int, int]) -> bool:
         if self._rows and self._bytes + size > PACKED_BYTES_MAX:
@@ -143,7 +113,9 @@ class Packing:
 
     def _cost(self, num: int, mask: int) -> int:
         """Return the most bytes that these slots add to the table."""
-        worker, each = self._state.worker_by_num[num], self._gpu_bytes.get(num)
+        worker, each = self._state.worker_by_num.get(num), self._gpu_bytes.get(num)
+        if worker is None:
+            return _WORKER_BYTES
         if each is None:
             pools = [worker.hello.get("gpu_pool", []), *(pool.devices for pool in worker.former)]
             longest = max([len(device["uuid"]) for pool in pools for device in pool], default=0)
@@ -155,7 +127,8 @@ class Packing:
         workers = {num: _worker(self._state, num, mask) for num, mask in self._slots.items()}
         return b"".join(
             (
-                b'{"kind":"history","v":%d,"tenant":' % VERSION,
+                b'{"kind":"history","v":%d,"ledger":%d,"gap":%b,"tenant":'
+                % (VERSION, self._state.seq, _encode(self._gap)),
                 _encode(self._tenant),
                 b',"states":',
                 _HEAD_STATES,
@@ -169,7 +142,9 @@ class Packing:
 
 
 def _worker(state: State, num: int, mask: int) -> HistoryWorker:
-    worker = state.worker_by_num[num]
+    worker = state.worker_by_num.get(num)
+    if worker is None:  # it was forgotten since
+        return HistoryWorker("")
     former = [(pool.until, _uuids(pool.devices, mask), pool.simulated) for pool in worker.former]
     pool = worker.hello.get("gpu_pool", [])
     return HistoryWorker(worker.id, _uuids(pool, mask), bool(worker.hello.get("simulated", False)), former)

@@ -50,6 +50,12 @@ def devices_at(worker: HistoryWorker, fence: int) -> tuple[dict[int, str], bool]
     return worker.gpus, worker.simulated
 
 
+def revisions(found: Found) -> tuple[int, int]:
+    """Return the first and last revision that a story of a frame contains; without rows, its own."""
+    moves = _read_moves(found.moves)
+    return (moves[0].rev, moves[-1].rev) if moves else (found.rev, found.rev)
+
+
 def is_simulated(frame: Frame, change: Change) -> bool:
     """Return whether a transition was on simulated devices."""
     return any(

@@ -13,7 +13,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job
+from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job, Replica
 from moorage.scheduler.core.lifecycle.sessions import Report
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
@@ -57,7 +57,7 @@ class View:
         If not 0, every member runs, nothing is in progress, and queued jobs wait for an event or a known time.
         """
         engine = self._engine
-        failed = engine.alone or engine.put_off_steps or engine.put_off_jobs or engine.sessions.ahead
+        failed = engine.put_off_steps or engine.sessions.ahead
         if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
             return 0
         for worker in self._state.workers.values():
@@ -84,11 +84,6 @@ class View:
         return ""
 
     @property
-    def history_dropped(self) -> int:
-        """The number of jobs, and of transitions of long stories, that left memory before the history had them."""
-        return self._engine.retention.dropped
-
-    @property
     def waits(self) -> dict[str, Any]:
         """How long jobs waited for their start in this term, by class."""
         return self._engine.waited.as_data()
@@ -96,10 +91,6 @@ class View:
     def report_of(self, worker_num: int) -> Report | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
         return self._engine.reports.get(worker_num)
-
-    def put_off_until_ms(self, job: Job) -> int:
-        """Return the ledger time until which a job is put off because it made the scheduler fail; 0 if it is not."""
-        return self._engine.put_off_jobs.get(job.num, 0)
 
     def left_ms(self, job: Job, elapsed_ms: int, percent: int) -> tuple[int, int] | None:
         """Return (ms until `percent` of such runs have ended, number of runs known); None if none is known."""
@@ -118,6 +109,16 @@ class View:
         """Return the numbers of the jobs in the queue, in order of arrival."""
         groups = self._engine.queue.groups.values()
         return sorted({item >> REPLICA_BITS for group in groups for item in group.entries})
+
+    def heads(self) -> list[tuple[Replica, int]]:
+        """Return the first waiting replica of each queue group and the group's entries, the largest group first."""
+        found = []
+        for group in self._engine.queue.groups.values():
+            jobs = (self._state.jobs.get(item >> REPLICA_BITS) for item in group.entries)
+            waiting = (each for job in jobs if job is not None for each in job.replicas if each.state == QUEUED)
+            if (first := next(waiting, None)) is not None:
+                found.append((first, len(group.entries)))
+        return sorted(found, key=lambda row: -row[1])
 
     # ------------------------------------------------------------------------------------ reserved hosts
 

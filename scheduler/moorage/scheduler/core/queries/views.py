@@ -32,7 +32,6 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
     code_of,
 )
-from moorage.scheduler.core.ledger.usage import Tally
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.operate.resizing import resized_of
@@ -46,7 +45,7 @@ from moorage.scheduler.core.outputs.outputs import (
     slots_of,
 )
 from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated
-from moorage.scheduler.core.queries.usage import as_row, usage_of_story, used_of_job
+from moorage.scheduler.core.queries.usage import usage_of_job, usage_of_story
 from moorage.scheduler.core.queries.use import use_of_job, use_rows, used_now
 from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
@@ -80,7 +79,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
     return {
         **summary(engine, job),
         "own_subject": follow or engine.own_subject(job),
-        **_usage(engine, job),
+        **usage_of_job(engine, job),
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         **_capabilities(engine, request),
@@ -185,15 +184,6 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
         if keep_s is not None:
             until[worker.id] = row[AT_MS] + int(keep_s * 1000)
     return until
-
-
-def _usage(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return what a job in memory was granted and has used of GPUs, as far as its story is there; empty if nothing."""
-    tally = Tally(engine.state, engine.state.time_ms, engine.request_of)
-    tally.add(job)
-    sums = [sums for _, sums in tally.sums()]
-    total = [sum(column) for column in zip(*sums, strict=True)]
-    return {"usage": {**as_row(total), **used_of_job(job.used)}} if sums else {}
 
 
 def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,11 +17,19 @@ from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.views import CONTENDED_AT, finished_row, held_by, standing_reasons, summary
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import reasons
+from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
+
+#: a question for monitors looks at so many hosts at most, all queue groups together (at one group at least, as any
+#: question why a job waits), and at so many groups
+LOOKED_MAX: Final = 4_000
+GROUPS_MAX: Final = 64
+#: replicas in queue groups that were not looked at
+OTHERS: Final = "(others)"
 
 
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
@@ -40,17 +48,37 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         return data | _not_waiting(engine, job)
     shape = engine.shape_of(job)
     data |= _avoided(engine, job)
-    excluded = View(engine).excluded(engine.priority_of(job), shape, tenant)
-    leaving = View(engine).left_too_soon(job.num)
-    with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
-    data |= _reason(engine, job, found, excluded, waiting[0])
+    found, why = _why(engine, job, waiting[0])
+    data |= why
     data["waiting_replicas"] = len(waiting)
     data |= _in_line(engine, job)
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
+
+
+def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, dict[str, Any]]:
+    """Return what the filters find for a job with this waiting replica, and the reason with its evidence."""
+    shape = engine.shape_of(job)
+    excluded = View(engine).excluded(engine.priority_of(job), shape, job.tenant)
+    leaving = View(engine).left_too_soon(job.num)
+    with engine.fleet.avoiding(shape.avoid):
+        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
+    return found, _reason(engine, job, found, excluded, replica)
+
+
+def waiting_by_reason(engine: Engine) -> dict[str, int]:
+    """Return how many queued replicas wait for which reason, for monitors: each as the first job of its queue group.
+
+    The largest groups are looked at, as many as `LOOKED_MAX` allows; replicas of the others are `OTHERS`.
+    """
+    counts: dict[str, int] = {}
+    left = max(1, min(GROUPS_MAX, LOOKED_MAX // max(1, len(engine.fleet.hosts))))
+    for at, (replica, size) in enumerate(View(engine).heads()):
+        reason = _why(engine, replica.job, replica)[1]["reason"] if at < left else OTHERS
+        counts[reason] = counts.get(reason, 0) + size
+    return counts
 
 
 def may_be_cured(data: dict[str, Any]) -> bool:
@@ -93,9 +121,6 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
     if reason is reasons.PLACING and not engine.may_place(time_ms, engine.built_ms):
         because, left_ms = engine.waits_for(time_ms, engine.built_ms)
         data |= {**named(reasons.RESTORED), "because": because, "starts_in_ms": left_ms}
-    if (left_ms := View(engine).put_off_until_ms(job) - time_ms) > 0:
-        because = "a defect of the scheduler: its log has the place, and `moorage doctor` how often"
-        data |= {**named(reasons.SCHEDULER_FAILED), "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
     if "because" not in data and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
         data["because"] = last
@@ -250,8 +275,9 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     hold = job.hold or tenant.hold
     if hold is not None:
         of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-        said = as_hold(hold)
-        return {"reason": reasons.HELD.name, "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+        reason = reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
+        said = msgspec.to_builtins(as_hold(hold))
+        return {**named(reason), "because": f"{of} is {held_by(hold)}", "hold": said}
     if job.preempts is not None:
         return {"reason": reasons.PREEMPTING.name, "because": _preempted(engine, job)}
     need = shape.gpus

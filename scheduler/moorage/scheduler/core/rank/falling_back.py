@@ -1,10 +1,10 @@
 """Runs the configured ranker, and replaces it by the plain one once it has failed.
 
-It fails when it raises, is too slow (`give_up`), or chooses what cannot be. The last is seen only of a ranker of your
-own, whose choices are checked before the ledger has them; those of `rankers.PLACES` are checked by the tests.
+It fails when it raises, or chooses what cannot be. The latter is seen only of a ranker of your own, whose choices are
+checked before the ledger has them; those of `rankers.PLACES` are checked by the tests.
 
-A ranker that raised may have left its tables half written, so it makes no more choices; `ContainedEngine` makes a new
-one after a pause. The plain ranker needs only the fleet.
+A ranker that raised may have left its tables half written, so it makes no more choices until the next term. The plain
+ranker needs only the fleet.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.rank.ranker import Choice, Pack, Ranker
-
-
-class RankerFailed(Exception):
-    """Raised in a replay at the point where the ranker failed when the term was recorded."""
 
 
 class WrongChoice(Exception):
@@ -43,9 +39,6 @@ class FallingBack(Ranker):
         """
         self.plain = Pack()
         self.main: Ranker | None = None
-        self.calls = 0  # number of calls of `main`
-        self.failed_at: list[int] = []  # numbers of the calls that failed since this list was last emptied
-        self.fails_at: set[int] = set()  # in a replay: numbers of the calls that failed when recorded
         self._failed = failed
         self._checks = checks
         if make is not None:
@@ -56,24 +49,12 @@ class FallingBack(Ranker):
 
     def _fall_back(self, where: str, asked: str, raised: Exception) -> None:
         self.main = None
-        self.failed_at.append(self.calls)
         self._failed(where, asked, raised)
-
-    def _begin(self) -> None:
-        self.calls += 1
-        if self.fails_at and self.calls in self.fails_at:
-            raise RankerFailed
-
-    def give_up(self, raised: Exception) -> None:
-        """Use the plain ranker from now on, because the configured one is too slow."""
-        if self.main is not None:
-            self._fall_back("slow", "", raised)
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         main = self.main
         if main is not None:
             try:
-                self._begin()
                 main.work = self.work
                 choice = main.choose(fleet, shape, avoid, excluded)
                 self.work = main.work
@@ -88,7 +69,6 @@ class FallingBack(Ranker):
         main = self.main
         if main is not None:
             try:
-                self._begin()
                 return main.prepare(fleet)
             except Exception as raised:
                 self._fall_back("prepare", f"{len(fleet.hosts)} hosts", raised)
@@ -98,7 +78,6 @@ class FallingBack(Ranker):
         main = self.main
         if main is not None:
             try:
-                self._begin()
                 main.arrived(shape, replicas)
             except Exception as raised:
                 self._fall_back("arrived", asked(shape), raised)
@@ -107,7 +86,6 @@ class FallingBack(Ranker):
         main = self.main
         if main is not None:
             try:
-                self._begin()
                 masks = main.again(choice, shape, most)
                 if self._checks and masks:
                     _check_more(masks, choice.host, shape, most)

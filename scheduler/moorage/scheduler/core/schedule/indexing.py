@@ -7,7 +7,7 @@ changes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 
 from moorage.scheduler.core.draft import Draft
@@ -24,7 +24,7 @@ from moorage.schemas.job import Request
 class Indexing:
     """Indexes the jobs of one engine's state; `requests` decodes their requests.
 
-    At the start of a term, `failed` is called for a job that cannot be indexed, with the job's name and the exception;
+    At the start of a term, `failed` is called for a job that cannot be indexed, with the job and the exception;
     if it returns, that job is left out.
     """
 
@@ -36,7 +36,7 @@ class Indexing:
         timers: Timers,
         admission: Admission,
         durations: Durations,
-        failed: Callable[[str, Exception], None],
+        failed: Callable[[Job, Exception], None],
     ) -> None:
         self.state = state
         self.fleet = requests.fleet
@@ -47,8 +47,7 @@ class Indexing:
         self.durations = durations
         self.request_of, self.priority_of = requests.request_of, requests.priority_of
         self.shape_of, self.workload_of = requests.shape_of, requests.workload_of
-        #: jobs whose placement made the scheduler fail: job number -> ledger ms until which the job waits
-        self.put_off: dict[int, int] = {}
+        self.aside: Collection[int] = ()  # numbers of jobs that are to be held, and are not put into the queue
         self._failed = failed
         # jobs with `on_no_match` reject that were accepted before all workers were heard from
         self._unmatched: set[int] = set()
@@ -79,7 +78,7 @@ class Indexing:
                 self._index(job, self.request_of(job))
                 self.planner.placing.ranker.arrived(self.shape_of(job), len(job.replicas))
             except Exception as raised:
-                self._failed(f"job {job.tenant}/{job.name}", raised)
+                self._failed(job, raised)
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas into the queue, and its deadlines into the timers.
@@ -90,11 +89,10 @@ class Indexing:
         shape = self.shape_of(job)
         self.fleet.tell_apart(shape)
         waiting = [replica for replica in job.replicas if replica.state == QUEUED]
-        put_off_ms = self.put_off.get(job.num, 0) if self.put_off else 0
         for replica in waiting[:1] if shape.together > 1 else waiting:
-            if max(replica.not_before, put_off_ms) > self.state.time_ms:
-                self.timers.requeue(replica, max(replica.not_before, put_off_ms))
-            elif job.hold is None:
+            if replica.not_before > self.state.time_ms:
+                self.timers.requeue(replica, replica.not_before)
+            elif job.hold is None and job.num not in self.aside:
                 self.enqueue(job, request, job.priority, entry(job.num, replica.index))
         self.arm(job, request)
 

@@ -65,9 +65,14 @@ class Control:
         self._looked_s = 0.0
 
     async def run(self) -> None:
-        """Take a step each `STEP_S` seconds, until cancelled."""
+        """Take a step each `STEP_S` seconds, until cancelled. A fault is logged, once while it is the same."""
+        fault = ""
         while True:
-            await self.step(time.monotonic())
+            try:
+                await self.step(time.monotonic())
+            except Exception as error:  # the others must have their heartbeats, and this one its next try
+                if fault != (fault := repr(error)):
+                    log.exception("the limiter: a step failed")
             await asyncio.sleep(STEP_S)
 
     async def step(self, now_s: float) -> None:

@@ -21,11 +21,9 @@ from moorage.scheduler.core.ledger.acts.job import (
     Freeze,
     JobAct,
     Lacks,
-    Part,
     Preempt,
     Priority,
     Resize,
-    Usage,
     Used,
 )
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
@@ -79,7 +77,6 @@ __all__ = [
     "LedgerAct",
     "Level",
     "Limit",
-    "Part",
     "Preempt",
     "Priority",
     "Resign",
@@ -94,7 +91,6 @@ __all__ = [
     "Unknown",
     "Unquarantine",
     "Untomb",
-    "Usage",
     "Used",
     "Well",
     "Window",

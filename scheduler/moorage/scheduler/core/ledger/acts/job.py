@@ -18,20 +18,16 @@ from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
     FREEZE,
     NOT_FROZEN,
-    PARTS_MAX,
     PRIORITY,
     RESIZED,
     RESUME,
 )
-from moorage.scheduler.core.ledger.usage import rows_that_leave
-from moorage.scheduler.core.ledger.usage_table import SUMS
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import STATES
 
 #: changes of one job's share that are remembered, to compute its usage before each
 RESIZES_MAX: Final = 64
-_HOUR_MAX: Final = 1 << 32
 _SUM_MAX: Final = 1 << 62
 
 
@@ -172,30 +168,10 @@ class Freeze(OfJob, tag="freeze"):
                 folding.out.touched.append(member)
 
 
-class Part(OfJob, tag="part"):
-    """The history holds revisions `first` to `last` of a job in its message `seq`: all up to `last` leave memory.
-
-    The last `STORY_KEPT` transitions stay.
-    """
-
-    seq: int
-    first: int
-    last: int
-
-    def fold(self, folding: Folding) -> None:
-        job = folding.job(self.job, "holds a part of")
-        job.parts = (*job.parts, (self.seq, self.first, self.last))[-PARTS_MAX:]
-        del job.story[: rows_that_leave(job, self.last)]
-
-
 class Compact(Act, tag="compact"):
-    """The oldest ended jobs leave memory.
-
-    `flat` has for each its number and its request's digest, `kept` the sequence of its history, 0 for none.
-    """
+    """The oldest ended jobs leave memory; `flat` has for each its number and its request's digest."""
 
     flat: list[int | bytes]
-    kept: list[int]
 
     def check(self, checking: Checking) -> None:
         jobs, nums = checking.state.jobs, self.flat[::2]
@@ -209,9 +185,9 @@ class Compact(Act, tag="compact"):
         state = folding.state
         ended, jobs, tenants = state.ended, state.jobs, state.tenants
         digest, before = state.digest, state.finished.row
-        rows: list[tuple[bytes, bytes, int, int, int]] = []
+        rows: list[tuple[bytes, bytes, int, int]] = []
         pairs: Iterator[Any] = iter(self.flat)
-        for num, request, where in zip(pairs, pairs, self.kept, strict=True):
+        for num, request in zip(pairs, pairs, strict=True):
             if not ended or ended.popleft() != num:
                 raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
             job = jobs.pop(num)
@@ -222,7 +198,8 @@ class Compact(Act, tag="compact"):
             del tenants[tenant].jobs[name]
             final = replicas[0].state if len(replicas) == 1 else STATES.index(job.state)
             ended_ms = story[-1][AT_MS] if story else folding.time
-            rows.append((job.key or job_key(tenant, name), request, ended_ms, final, where))
+            rows.append((job.key or job_key(tenant, name), request, ended_ms, final))
+            folding.out.compacted.append(job)
             digest -= job.row
             for replica in replicas:
                 digest -= replica.row
@@ -271,29 +248,4 @@ class Used(OfJob, tag="used"):
         folding.out.jobs[job.num] = job
 
 
-class Usage(Act, tag="usage"):
-    """Transitions leave memory with this record: their GPU usage is added to the sums by tenant, model and hour.
-
-    A row is a tenant, a model, and one list of hours (of ledger time) with their sums, as in `UsageTable`.
-    """
-
-    rows: list[tuple[str, str, list[int]]]
-
-    def check(self, checking: Checking) -> None:
-        for _, _, flat in self.rows:
-            well = all(0 <= number < _SUM_MAX for number in flat) and not len(flat) % (1 + SUMS)
-            if not well or any(hour >= _HOUR_MAX for hour in flat[:: 1 + SUMS]):
-                raise FoldError(f"act {self.tag} has {len(flat)} numbers that are not hours with their sums")
-
-    def fold(self, folding: Folding) -> None:
-        state = folding.state
-        usage = state.usage
-        before = usage.row
-        for tenant, model, flat in self.rows:
-            numbers = iter(flat)
-            for hour, *sums in zip(numbers, numbers, numbers, numbers, numbers, strict=True):
-                usage.add(tenant, model, hour, (sums[0], sums[1], sums[2], sums[3]))
-        state.digest = (state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
-
-
-JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used | Usage
+JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Compact | Expire | Used

@@ -1,4 +1,4 @@
-"""The sums of GPU time and memory by tenant, model and hour in the ledger's state; `usage` computes what is added."""
+"""The sums of GPU time and memory of jobs that are over, by tenant, model and hour."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.digests import number_of
+from moorage.scheduler.core.queries.granted import SUMS, Sums
 
-#: GPU ms granted, MiB seconds granted, GPU ms used, MiB seconds used
-SUMS: Final = 4
-Sums = tuple[int, int, int, int]
 NOTHING: Final[Sums] = (0, 0, 0, 0)
 #: tenant, model, hour since the epoch
 Key = tuple[str, str, int]
@@ -23,7 +20,7 @@ ROWS_MAX: Final = 80_000
 SERIES_MAX: Final = 2_000
 OTHERS: Final = "(others)"
 
-_MASK: Final = 0xFFFFFFFFFFFFFFFF
+_MOST: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class Series:
@@ -35,21 +32,16 @@ class Series:
         self.hours: array[int] = array("I")
         self.sums: array[int] = array("Q")
 
-    def rows(self) -> Iterator[tuple[int, Sums]]:
-        flat = iter(self.sums)
-        return zip(self.hours, zip(flat, flat, flat, flat, strict=True), strict=True)
-
 
 class UsageTable:
-    """The sums. `row` is their part of the state's digest; it is linear in the sums, so adding needs no old value."""
+    """The sums, in thousandths of a GPU's ms and in MiB ms: many short runs lose nothing to rounding."""
 
     def __init__(self, rows_max: int = ROWS_MAX, series_max: int = SERIES_MAX) -> None:
         self.series: dict[tuple[str, str], Series] = {}
         self.count = 0  # rows
-        self.row = 0
         self._rows_max, self._series_max = rows_max, series_max
 
-    def add(self, tenant: str, model: str, hour: int, sums: Sums) -> None:
+    def add(self, tenant: str, model: str, hour: int, sums: Iterable[int]) -> None:
         """Add to the row of an hour.
 
         Beyond the most series, that of `OTHERS` takes the place of a new one. Beyond the most rows, the oldest hour of
@@ -69,11 +61,8 @@ class UsageTable:
                 hours.insert(at, hour)
                 series.sums[at * SUMS : at * SUMS] = array("Q", NOTHING)
                 self.count += 1
-        before: Any = tuple(series.sums[at * SUMS : (at + 1) * SUMS])
-        after = tuple(min(old + new, _MASK) for old, new in zip(before, sums, strict=True))
-        series.sums[at * SUMS : (at + 1) * SUMS] = array("Q", after)
-        change = tuple(new - old for old, new in zip(before, after, strict=True))
-        self.row = (self.row + _row(tenant, model, hour, change)) & _MASK
+        for column, value in enumerate(sums, at * SUMS):
+            series.sums[column] = min(series.sums[column] + value, _MOST)
         while self.count > self._rows_max:
             self._drop_oldest()
 
@@ -83,7 +72,6 @@ class UsageTable:
         for key, series in list(self.series.items()):
             if series.hours[0] != oldest:
                 continue
-            self.row = (self.row - _row(*key, oldest, tuple(series.sums[:SUMS]))) & _MASK
             del series.hours[0], series.sums[:SUMS]
             self.count -= 1
             if not series.hours:
@@ -98,20 +86,16 @@ class UsageTable:
                 for hour, sums in zip(series.hours[first:], zip(flat, flat, flat, flat, strict=True), strict=True):
                     yield (name, model, hour), sums
 
-    def full_row(self) -> int:
-        """Return `row` computed from all sums."""
-        return sum(_row(*key, hour, sums) for key, each in self.series.items() for hour, sums in each.rows()) & _MASK
-
     def dump(self) -> list[tuple[str, str, bytes, bytes]]:
-        """Return all rows in the form of a snapshot."""
+        """Return all rows in the form of a save."""
         return [
             (*key, struct.pack(f"<{len(each.hours)}I", *each.hours), struct.pack(f"<{len(each.sums)}Q", *each.sums))
             for key, each in self.series.items()
         ]
 
     @classmethod
-    def load(cls, rows: Iterable[tuple[str, str, bytes, bytes]]) -> UsageTable:
-        """Return the table of a snapshot. Raises ValueError if hours and sums do not match in size."""
+    def load(cls, rows: Iterable[Any]) -> UsageTable:
+        """Return the table of a save. Raises ValueError if hours and sums do not match in size."""
         table = cls()
         for tenant, model, hours, sums in rows:
             if not hours or len(hours) % 4 or len(sums) != len(hours) * 2 * SUMS:
@@ -120,10 +104,4 @@ class UsageTable:
             series.hours.extend(struct.unpack(f"<{len(hours) // 4}I", hours))
             series.sums.extend(struct.unpack(f"<{len(sums) // 8}Q", sums))
             table.count += len(series.hours)
-        table.row = table.full_row()
         return table
-
-
-def _row(tenant: str, model: str, hour: int, sums: tuple[int, ...]) -> int:
-    """Return what the sums of one row count in the digest."""
-    return sum(value * number_of((tenant, model, hour, column)) for column, value in enumerate(sums) if value)

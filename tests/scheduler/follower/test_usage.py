@@ -5,35 +5,23 @@ from __future__ import annotations
 import sys
 import tracemalloc
 from collections.abc import Callable
-from types import FrameType, SimpleNamespace
-from typing import Any, cast
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.events import PartKept
-from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import (
-    AT_MS,
-    CLAIMED,
     QUEUED,
-    REPLICA,
-    REV,
-    SLOTS,
-    STATE,
-    STORY_PART,
-    STORY_PART_REPLICA,
-    SUCCEEDED,
-    WORKER,
 )
-from moorage.scheduler.core.ledger.usage import HOUR_MS, JOB_HOURS_MAX, spans
-from moorage.scheduler.core.ledger.usage_table import OTHERS, UsageTable
-from moorage.scheduler.core.lifecycle.retention import USAGE_ROWS_MAX
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.queries.usage import usage
+from moorage.scheduler.core.queries.granted import HOUR_MS, JOB_HOURS_MAX
 from moorage.scheduler.core.queries.views import show
+from moorage.scheduler.follower.usage import GAPS_MAX, Usage
+from moorage.scheduler.follower.usage_table import OTHERS, UsageTable
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Fact
 from tests.scheduler.driving import H100, Driving
@@ -72,21 +60,9 @@ class Timed(Driving):
         return out
 
 
-class Partly(Timed):
-    """Long stories go to the history in parts at once, so that much of what was held has left memory."""
-
-    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
-        out = super().tick(ms, obey=obey)
-        for job in self.state.jobs.values():
-            if not job.over and len(job.story) >= STORY_PART + STORY_PART_REPLICA * len(job.replicas):
-                first = job.parts[-1][2] + 1 if job.parts else 2
-                self.engine.offer(PartKept(job.num, len(self.records), first, job.rev))
-        return out
-
-
 def rows(drive: Driving, tenant: str | None = "t", **arguments: Any) -> list[dict[str, Any]]:
     arguments.setdefault("since_s", 300 * 86_400)
-    answer = usage(drive.engine, tenant, arguments)
+    answer = drive.usage.answer(tenant, arguments)
     assert not isinstance(answer, Problem), answer
     found: list[dict[str, Any]] = answer["rows"]
     return found
@@ -109,15 +85,14 @@ def runs(drive: Driving, name: str, ms: int, **fields: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", turns(range(8), often=2))
 def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> None:
-    world = FaultyWorld(seed, workers=2 + seed % 3, driving=Partly)
+    world = FaultyWorld(seed, workers=2 + seed % 3, driving=Timed)
     drive = world.drive
-    assert isinstance(drive, Partly)
+    assert isinstance(drive, Timed)
     for _ in range(20):
         world.run(10)
         granted = {row["tenant"]: row["gpu_s"] for row in rows(drive, None, by=["tenant"])}
         for tenant, gpu_ms in drive.gpu_ms.items():
-            # a job that waits again has its earlier attempts counted once it is placed or over
-            assert granted.get(tenant, 0) <= gpu_ms / 1e6 + 0.001 * len(drive.records)
+            assert granted.get(tenant, 0) == pytest.approx(gpu_ms / 1e6, abs=0.001 * len(drive.records))
     world.heal()
     drive.settle()
     granted = {row["tenant"]: row["gpu_s"] for row in rows(drive, None, by=["tenant"])}
@@ -126,8 +101,8 @@ def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> No
         assert granted.get(tenant, 0) == pytest.approx(gpu_ms / 1e6, abs=rounding)
 
 
-def test_a_long_story_counts_as_its_parts_leave_memory() -> None:
-    drive = Partly()
+def test_a_long_story_counts_as_its_beginning_leaves_memory() -> None:
+    drive = Timed()
     drive.worker("w0", gpus=1, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=40)
     while drive.job("a").state != "FAILED":
@@ -137,22 +112,10 @@ def test_a_long_story_counts_as_its_parts_leave_memory() -> None:
         drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
         drive.now += 60_000
         drive.facts([("exited", "a", 0, 1, ""), ("freed", "a", 0, 0, "")])
-    assert drive.job("a").parts, "a part of it has left memory"
+    assert len(drive.job("a").story) < drive.job("a").rev - 1, "the beginning of it has left memory"
     (row,) = rows(drive)
     assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
     assert row["gpu_s"] > 40 * 60
-
-
-def test_a_span_that_began_before_memory_does_counts_from_where_memory_begins() -> None:
-    def row(rev: int, at_ms: int, replica: int, state: int) -> list[int]:
-        made = [0] * 16
-        made[REV], made[AT_MS], made[REPLICA], made[STATE], made[WORKER], made[SLOTS] = rev, at_ms, replica, state, 7, 3
-        return made
-
-    replicas = [SimpleNamespace(index=index, attempt=1, member=None) for index in range(2)]
-    story = [row(5, 1_000, 1, CLAIMED), row(6, 4_000, 0, SUCCEEDED), row(7, 6_000, 1, SUCCEEDED)]
-    found = list(spans(cast(Any, SimpleNamespace(story=story, replicas=replicas)), 9_000))
-    assert [span for span in found if span[4] > span[3]] == [(7, 3, 0, 1_000, 4_000), (7, 3, 0, 1_000, 6_000)]
 
 
 def test_a_run_counts_in_each_hour_that_it_is_in_and_after_it_has_left_memory() -> None:
@@ -203,30 +166,15 @@ def test_a_sharer_counts_its_share(gpu: dict[str, Any], part: float, mib: int) -
     assert row["memory_mib_s"] == pytest.approx(mib * 100, rel=0.001)
 
 
-def test_snapshot_and_standby_have_the_sums() -> None:
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=1)
-    for number in range(3):
-        runs(drive, f"a{number}", 1_000)
-    drive.tick()
-    before = rows(drive)
-    assert before[0]["gpu_s"] == 3
-    drive.take_snapshot()
-    drive.records = drive.records[: drive.state.seq]
-    drive.lead()
-    assert rows(drive) == before
-    assert snapshots.load(snapshots.dump(drive.shadow)).usage.row == drive.state.usage.row != 0
-
-
 def test_pages_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.scheduler.core.queries.usage.ROWS_MAX", 10)
+    monkeypatch.setattr("moorage.scheduler.follower.usage.ROWS_MAX", 10)
     drive = Driving()
     for hour in range(25):
-        drive.state.usage.add("t", H100, hour, (1, 0, 0, 0))
+        drive.usage.table.add("t", H100, hour, (1, 0, 0, 0))
     found: list[dict[str, Any]] = []
     after, pages = None, 0
     while True:
-        answer = usage(drive.engine, None, {"by": ["hour"], "after": after})
+        answer = drive.usage.answer(None, {"by": ["hour"], "after": after})
         assert not isinstance(answer, Problem)
         found, pages = found + answer["rows"], pages + 1
         if (after := answer.get("next")) is None:
@@ -236,7 +184,7 @@ def test_pages_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("wrong", [{"since_s": -1}, {"since_s": "x"}, {"by": []}, {"by": ["user"]}, {"after": 3}])
 def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any]) -> None:
-    answer = usage(Driving().engine, "t", wrong)
+    answer = Driving().usage.answer("t", wrong)
     assert isinstance(answer, Problem)
     assert (answer.code, answer.field) == ("invalid-argument", f"$.{next(iter(wrong))}")
 
@@ -248,8 +196,7 @@ def test_the_table_has_a_bound_in_rows_and_the_oldest_hours_go() -> None:
             table.add(f"t{tenant}", H100, hour, (1, 2, 3, 4))
     assert table.count == 100
     assert {hour for (_, _, hour), _ in table.rows(0)} == set(range(40, 50))
-    assert table.row == table.full_row(), "what was dropped is out of the digest"
-    assert UsageTable.load(table.dump()).row == table.row
+    assert UsageTable.load(table.dump()).dump() == table.dump()
     table.add("t0", H100, 3, (1, 0, 0, 0))
     assert table.count == 100
 
@@ -260,27 +207,6 @@ def test_further_tenants_and_models_count_together() -> None:
         table.add(f"t{tenant}", H100, 1, (1, 0, 0, 0))
     assert len(table.series) == 21
     assert dict(table.rows(0, OTHERS)) == {(OTHERS, OTHERS, 1): (5, 0, 0, 0)}
-    assert table.row == table.full_row()
-
-
-@pytest.mark.slow
-def test_a_record_with_the_usage_of_long_runs_keeps_its_bound() -> None:
-    drive = Driving(Config(ended_max=0))
-    drive.worker("w0", gpus=8)
-    drive.checks = False
-    for number in range(4):
-        drive.offer_submit(f"a{number}", tenant=f"t{number}", gpu={"sharing": "time-slice"})
-    drive.tick()
-    drive.settle()
-    drive.now += 3_000 * HOUR_MS
-    drive.run_out("w0")
-    for _ in range(6):
-        drive.tick()
-    assert not drive.state.jobs
-    hours = [sum(len(flat) // 5 for _, _, flat in act.rows) for payload in drive.records
-             for act in decode_record(payload).acts if isinstance(act, acts.Usage)]  # fmt: skip
-    assert hours == [JOB_HOURS_MAX] * 4, "of a longer run the last hours count"
-    assert max(hours) < USAGE_ROWS_MAX + JOB_HOURS_MAX
 
 
 def calls_of(run: Callable[[], Any]) -> int:
@@ -306,16 +232,21 @@ def test_a_week_of_a_million_jobs_is_answered_in_few_steps_a_row_and_takes_five_
     drive.worker("w0", gpus=8)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    table = drive.state.usage
+    table = drive.usage.table
     for hour in range(week):
         for tenant in range(tenants):
             for model in range(models):  # 25 jobs each, as the records of a leader sum them up
-                table.add(f"tenant-{tenant}", f"NVIDIA model {model}", hour, (25_000, 81_559 * 25, 20_000, 40_000 * 25))
+                table.add(
+                    f"tenant-{tenant}",
+                    f"NVIDIA model {model}",
+                    hour,
+                    (25_000_000, 81_559_000 * 25, 20_000_000, 40_000_000 * 25),
+                )
     bytes_held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert bytes_held <= 5 * 1024**2
-    drive.state.time_ms = week * HOUR_MS
-    calls = calls_of(lambda: usage(drive.engine, None, {"by": ["tenant", "model", "hour"]}))
+    drive.shadow.time_ms = week * HOUR_MS
+    calls = calls_of(lambda: drive.usage.answer(None, {"by": ["tenant", "model", "hour"]}))
     assert calls < 10 * week * tenants * models
     assert sum(row["gpu_s"] for row in rows(drive, None)) == week * tenants * models * 25
 
@@ -417,7 +348,7 @@ def test_what_two_attempts_used_is_added_and_a_report_that_comes_twice_counts_on
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_story_that_the_history_does_not_take_counts_as_memory_drops_it(replicas: int) -> None:
+def test_a_story_that_memory_drops_is_counted(replicas: int) -> None:
     drive = Timed()
     drive.worker("w0", gpus=2, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=60, replicas=replicas)
@@ -429,11 +360,82 @@ def test_a_story_that_the_history_does_not_take_counts_as_memory_drops_it(replic
         drive.facts([(kind, "a", index, 0, "") for index in at for kind in ("claimed", "started")])
         drive.now += 60_000
         drive.facts([(kind, "a", index, 1, "") for index in at for kind in ("exited", "freed")])
-    assert not drive.job("a").parts
-    assert drive.engine.retention.dropped
+    assert len(drive.job("a").story) < drive.job("a").rev - 1
     (row,) = rows(drive)
     assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
     assert row["gpu_s"] > 60 * 60 * replicas
-    drive.take_snapshot()
-    drive.lead()
-    assert rows(drive) == [row]
+
+
+def again(drive: Driving) -> None:
+    """The follower ends, and another one goes on from what the first saved."""
+    state = snapshots.load(snapshots.dump(drive.shadow))
+    drive.usage, drive.shadow = Usage.load(drive.usage.dump(), state), state
+
+
+def test_a_run_of_months_counts_its_last_hours() -> None:
+    drive = Driving(NOTHING_KEPT)
+    drive.worker("w0", gpus=1)
+    drive.checks = False
+    runs(drive, "a", 3_000 * HOUR_MS)
+    found = rows(drive, by=["hour"])
+    assert JOB_HOURS_MAX <= len(found) <= JOB_HOURS_MAX + 1
+    assert sum(row["gpu_s"] for row in found) == pytest.approx(JOB_HOURS_MAX * HOUR_S, abs=HOUR_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", turns(range(8, 16), often=2))
+def test_a_follower_that_begins_again_anywhere_counts_nothing_twice(seed: int) -> None:
+    world = FaultyWorld(seed, workers=2, driving=Timed)
+    drive = world.drive
+    whole = Usage(state := snapshots.load(snapshots.dump(drive.shadow)))
+    for number in range(20):
+        world.run(10)
+        for seq, payload in enumerate(drive.records[state.seq :], state.seq + 1):
+            whole.fold(fold(state, decode_record(payload), seq))
+        everything = {"by": ["tenant", "model", "hour"], "since_s": 86_400}
+        assert drive.usage.answer(None, everything) == whole.answer(None, everything), number
+        again(drive)
+
+
+def test_what_nobody_read_is_a_gap_and_nothing_else_is() -> None:
+    drive = Driving(NOTHING_KEPT)
+    drive.worker("w0", gpus=3, auto=False)
+    for name in ("before", "through"):
+        drive.submit(name, gpu={"count": 1})
+        drive.facts([("claimed", name, 0, 0, ""), ("started", name, 0, 0, "")])
+    drive.tick(60_000)
+    used(drive, "before", "used:30000,1000")
+    from_ms = drive.state.time_ms
+    counted = rows(drive)[0]["gpu_s"]
+    after_seq = drive.state.seq
+    usage = Usage.load(drive.usage.dump(), snapshots.load(snapshots.dump(drive.shadow)))  # it reads nothing from here
+    drive.submit("within", gpu={"count": 1})
+    drive.facts([("claimed", "within", 0, 0, ""), ("started", "within", 0, 0, "")])
+    drive.tick(3_600_000)
+    used(drive, "within", "used:1000,1000")
+    drive.submit("out", gpu={"count": 1})
+    until_ms = drive.state.time_ms
+    usage.bridge(state := snapshots.load(snapshots.dump(drive.shadow)))
+    drive.usage, drive.shadow = usage, state
+    assert usage.gaps == [(after_seq, drive.state.seq, from_ms, until_ms)]
+    drive.facts([("claimed", "out", 0, 0, ""), ("started", "out", 0, 0, "")])
+    drive.tick(10_000)
+    for name in ("through", "out"):
+        used(drive, name, "used:2000,3000")
+    held_ms = drive.state.time_ms - until_ms
+    answer = usage.answer("t", {})
+    assert isinstance(answer, dict)
+    assert answer["gaps"] == [[from_ms, until_ms]]
+    assert answer["rows"][0]["gpu_s"] == pytest.approx(counted + 2 * held_ms / 1000, abs=0.005)
+    assert answer["rows"][0]["used_gpu_s"] == pytest.approx(30 + 2 + 2, abs=0.01)
+    again(drive)
+    assert drive.usage.answer("t", {}) == answer, "a save has the gap"
+
+
+def test_gaps_have_a_bound() -> None:
+    drive = Driving()
+    for number in range(40):
+        drive.tick(1000)
+        drive.usage.bridge(drive.shadow)
+        assert len(drive.usage.gaps) == min(number + 1, GAPS_MAX)
+    assert drive.usage.gaps[0].after_seq < drive.usage.gaps[-1].after_seq

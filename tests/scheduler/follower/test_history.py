@@ -7,6 +7,7 @@ virtual time. `tests/live/test_history_live.py` has the same on a real server.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,12 +17,13 @@ import pytest
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
-from moorage.scheduler.core.lifecycle.retention import ENDED_SPARE
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.ledger.state import STORY_MAX, STORY_MAX_REPLICA
 from moorage.scheduler.core.outputs import story
-from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.history.history import QUEUE_SPARE, History
-from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader
+from moorage.scheduler.follower.follower import Follower, Question
+from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader, NotNow
+from moorage.scheduler.ledger.ledger import Ledger
 from moorage.scheduler.questions.relay import Relay
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
@@ -36,38 +38,58 @@ SUBJECT = SUBJECTS.history("t")
 
 
 class Writing(Driving):
-    """A leader with its history: nothing counts as kept before the stream says so."""
+    """A leader with its follower, which reads the records from a simulated JetStream and writes the history there."""
 
     def __init__(self, config: Config | None = None) -> None:
         self.bus = SimulatedBus()
+        self.ledger_js = JetStream(self.bus.connect("ledger"))
         self.link = self.bus.connect("scheduler")
         self.js = JetStream(self.link)
-        self.history: History | None = None
-        self.writer: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []
         self.answered: dict[str, Any] = {}
         self.questions = 0
+        self.stored = 0
         super().__init__(config or Config(ended_max=0))
-        self.keeps_history = False
+        self.tasks.append(asyncio.get_running_loop().create_task(self._store()))
+        self.follows()
+
+    def follows(self, save_records: int = 1_000_000) -> None:
+        """A follower begins, or another one instead."""
+        for task in self.tasks[1:]:
+            task.cancel()
+        del self.tasks[1:]
+        self.follower = Follower(self.ledger_js, self.js, SUBJECTS, self.config, 1, save_records)
+        self.tasks.append(asyncio.get_running_loop().create_task(self.follower.run()))
+
+    async def _store(self) -> None:
+        """The records as they come, in the ledger's stream."""
+        await Ledger(self.ledger_js, SUBJECTS, 0).ensure()
+        while True:
+            while self.stored < len(self.records):
+                payload = self.records[self.stored]
+                begins = any(isinstance(act, acts.Epoch) for act in decode_record(payload).acts)
+                subject = SUBJECTS.ledger_epoch if begins else SUBJECTS.ledger_record
+                ack = await self.ledger_js.append(subject, payload)
+                assert isinstance(ack, Ack)
+                self.stored += 1
+                assert ack.seq == self.stored
+            await asyncio.sleep(0.01)
 
     def lead(self) -> None:
         super().lead()
-        if self.writer is not None:
-            self.writer.cancel()
-        self.history = History(self.js, SUBJECTS, self.engine, 1, lambda: None)
-        self.reader = HistoryReader(self.js, SUBJECTS, self.engine, self._on_answer)
-        self.writer = asyncio.get_running_loop().create_task(self.history.run())
+        self.reader = HistoryReader(self.js, SUBJECTS, self.engine, self.where, self._on_answer)
 
-    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
-        out = super().tick(ms, obey=obey)
-        if self.history is not None:
-            self.history.take(out)
-        return out
+    async def where(self, tenant: str, job: str) -> Any:
+        answer = await self.follower.answer(Question("where", self.state.seq, tenant, {"job": job}))
+        if isinstance(answer, Problem):
+            raise NotNow(answer)
+        return answer["parts"], answer["seq"]
 
     async def written(self, seconds: float = 1.0) -> None:
-        """The writer has had its time; what it has to say is in a record."""
+        """The follower has had its time, and what is over has left memory."""
+        self.tick()
+        self.tick()
         await asyncio.sleep(seconds)
-        self.tick()
-        self.tick()
 
     def _on_answer(self, verb: str, data: Any, reply: str, json: bool) -> None:
         self.answered[reply] = data
@@ -103,8 +125,9 @@ class Writing(Driving):
         return [_decode(message.data) for message in stream.read(1, SUBJECT)]
 
     async def end(self) -> None:
-        assert self.writer is not None
-        self.writer.cancel()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.reader.close()
 
 
@@ -149,7 +172,7 @@ def told(drive: Writing, job: str) -> list[dict[str, Any]]:
 
 
 @scene()
-async def test_a_job_leaves_memory_once_its_history_is_acknowledged(drive: Writing) -> None:
+async def test_a_job_leaves_memory_by_the_leaders_own_rule_and_is_told_as_before(drive: Writing) -> None:
     drive.worker("w0", 2)
     for name in ("a", "b"):
         drive.submit(name, gpu={})
@@ -159,17 +182,15 @@ async def test_a_job_leaves_memory_once_its_history_is_acknowledged(drive: Writi
     drive.submit("c")
     for _ in range(3):
         drive.tick()
-    assert len(drive.state.jobs) == 3, "none is compacted before its history stands"
-    before = {name: msgspec.json.encode(await drive.pages(name)) for name in ("a", "b", "c")}
-    await drive.written()
-    assert len(drive.state.jobs) == 0
-    assert len(drive.state.finished) == 3
+    assert not drive.state.jobs, "nobody has written anything yet"
+    before = {name: msgspec.json.encode(told(drive, name)) for name in ("a", "b", "c")}
     for name, changes in before.items():
         assert msgspec.json.encode(await drive.pages(name)) == changes
         assert msgspec.json.encode(await drive.pages(name, limit=1)) == changes
-    (frame,) = drive.frames()
-    assert [story.job for story in frame.jobs] == ["c", "a", "b"] or len(frame.jobs) == 3
-    assert all(story.over for story in frame.jobs)
+    stories = [story for frame in drive.frames() for story in frame.jobs]
+    assert sorted(story.job for story in stories) == ["a", "b", "c"]
+    assert all(story.over for story in stories)
+    assert drive.frames()[-1].ledger == len(drive.records)
 
 
 @scene()
@@ -190,26 +211,59 @@ async def test_show_of_a_job_long_over_is_whole(drive: Writing) -> None:
     assert later["kept_until_ms"] > later["ended_ms"] // 1000
 
 
+@pytest.mark.parametrize("save_records", [1, 7, 1_000_000])
+def test_a_follower_that_begins_again_writes_nothing_twice_and_leaves_nothing_out(save_records: int) -> None:
+    async def run() -> None:
+        drive = Writing()
+        drive.worker("w0", 1, auto=False)
+        drive.submit("long", gpu={})
+        for number in range(12):
+            refused_often(drive, "long", 9)
+            drive.submit(f"j{number}", gpu={"count": 8})
+            drive.cancel(f"j{number}")
+            drive.tick()
+            await asyncio.sleep(number % 4 * 0.1)
+            drive.follows(save_records)
+            if number % 5 == 4:
+                drive.lead()
+                drive.renew()
+        drive.cancel("long")
+        await drive.written()
+        for name in ("long", *[f"j{number}" for number in range(12)]):
+            assert await drive.pages(name) == told(drive, name)
+        stories = [story for frame in drive.frames() for story in frame.jobs]
+        rows = Counter((story.job, move.rev) for story in stories for move in story.moves)
+        assert max(rows.values()) == 1
+        assert len(rows) == sum(change["rev"] > 1 for event in drive.events for change in event["changes"])
+        await drive.end()
+
+    SimulatedClock().run(run())
+
+
 @scene()
-async def test_a_new_leader_writes_again_and_the_reader_tells_each_once(drive: Writing) -> None:
-    drive.submit("a")
-    drive.cancel("a")
-    assert drive.history is not None
-    await asyncio.sleep(1)  # written, but no record says so
-    drive.lead()
-    drive.submit("b")
-    drive.cancel("b")
-    await drive.written()
-    assert [[story.job for story in frame.jobs] for frame in drive.frames()] == [["a"], ["a", "b"]]
-    assert len(drive.state.jobs) == 0
-    assert [change["rev"] for change in await drive.pages("a")] == [1, 2]
+async def test_of_two_followers_one_writes(drive: Writing) -> None:
+    """As after a takeover, while the leader before and its follower only were asleep."""
+    other = Follower(drive.ledger_js, drive.js, SUBJECTS, drive.config, 1, 5)
+    drive.tasks.append(asyncio.get_running_loop().create_task(other.run()))
+    for number in range(40):
+        drive.submit(f"j{number}")
+        drive.cancel(f"j{number}")
+        drive.tick()
+        await asyncio.sleep(0.1)
+    await drive.written(100)
+    rows = Counter(story.job for frame in drive.frames() for story in frame.jobs)
+    assert rows == Counter({f"j{number}": 1 for number in range(40)})
+    for follower in (drive.follower, other):
+        drive.follower = follower
+        assert len(await drive.pages("j7")) == 2
 
 
 @scene(Config(ended_max=10))
-async def test_a_stream_that_takes_nothing_stops_nobody(drive: Writing) -> None:
+async def test_a_stream_that_takes_nothing_stops_nobody_and_what_is_not_written_waits(drive: Writing) -> None:
     drive.checks = False
+    await drive.written()
     drive.link.lose()
-    for number in range(10 + 2 * ENDED_SPARE):
+    for number in range(2_000):
         drive.offer_submit(f"j{number}")
         drive.offer_cancel(f"j{number}")
         if number % 200 == 0:
@@ -217,42 +271,18 @@ async def test_a_stream_that_takes_nothing_stops_nobody(drive: Writing) -> None:
             await asyncio.sleep(1)
     for _ in range(10):
         drive.tick()
-    assert len(drive.state.ended) == 10 + ENDED_SPARE
-    assert drive.engine.retention.dropped == ENDED_SPARE
-    assert drive.history is not None
+    assert len(drive.state.ended) == 10
     drive.submit("last")
     drive.cancel("last")
-    assert drive.history.waiting <= 10 + ENDED_SPARE + 2, "what left memory waits no longer"
+    drive.tick()
     answer = await drive.asked("history", "j0")
-    assert (answer.code, answer.job) == ("history-gone", "j0")
+    assert (answer.code, answer.retry_after_s > 0) == ("behind", True)
     assert (await drive.asked("show", "j0"))["state"] == "CANCELLED"
     drive.link.restore()
     await drive.written(60)
-    for _ in range(5):
-        drive.tick()
-    assert len(drive.state.ended) == 10
-    assert drive.history.figures()["dropped"] == ENDED_SPARE
-    assert [change["state"] for change in await drive.pages("last")] == ["ACCEPTED", "CANCELLED"]
-    assert drive.history.figures()["waiting"] == 0
-
-
-@scene(Config(ended_max=0))
-async def test_what_left_memory_waits_no_longer_though_a_long_story_waits_before_it(drive: Writing) -> None:
-    drive.checks = False
-    drive.link.lose()
-    drive.worker("w0", 1, auto=False)
-    drive.submit("long", gpu={})
-    refused_often(drive, "long", 100)
-    assert drive.history is not None
-    assert drive.history.waiting == 1, "it is not over, and is written in parts"
-    for number in range(3 * QUEUE_SPARE + 2 * ENDED_SPARE):
-        drive.offer_submit(f"j{number}")
-        drive.offer_cancel(f"j{number}")
-        if number % 200 == 0:
-            drive.tick()
-            await asyncio.sleep(1)
-    assert len(drive.state.jobs) <= ENDED_SPARE + 512
-    assert drive.history.waiting <= 2 * len(drive.state.jobs) + QUEUE_SPARE + 512
+    for name in ("j0", "j1234", "j1999", "last"):
+        assert [change["state"] for change in await drive.pages(name)] == ["ACCEPTED", "CANCELLED"]
+    assert drive.follower.position.waiting == 0
 
 
 @scene()
@@ -341,10 +371,9 @@ async def test_a_long_story_is_kept_in_parts_and_read_without_gap_or_double(driv
     for _ in range(20):
         refused_often(drive, "a", 15)
         await drive.written()
-        assert len(drive.job("a").story) < STORY_PART + STORY_PART_REPLICA
+        assert len(drive.job("a").story) <= STORY_MAX + STORY_MAX_REPLICA
     job = drive.job("a")
-    assert len(job.parts) >= 4
-    assert len(job.story) >= STORY_KEPT
+    assert len((await drive.where("t", "a"))[0]) >= 4
     expected = told(drive, "a")
     assert [change["rev"] for change in expected] == list(range(1, job.rev + 1))
     for limit in (1000, 64, 7):
@@ -367,20 +396,17 @@ async def test_a_long_story_is_kept_in_parts_and_read_without_gap_or_double(driv
 
 
 @scene()
-async def test_a_long_story_that_cannot_be_written_is_bounded_and_says_that_it_is_not_complete(
-    drive: Writing,
-) -> None:
+async def test_a_long_story_that_cannot_be_written_yet_is_bounded_in_memory_and_whole_later(drive: Writing) -> None:
+    await drive.written()
     drive.link.lose()
     drive.worker("w0", 1, auto=False)
     drive.submit("a", gpu={})
     refused_often(drive, "a", 400)
     assert len(drive.job("a").story) <= STORY_MAX + STORY_MAX_REPLICA
-    page = await drive.asked("history", "a")
-    assert not page["complete"]
-    assert page["changes"][0]["rev"] == 1
-    assert page["changes"][-1]["rev"] == page["rev"] == drive.job("a").rev
-    assert drive.history is not None
-    assert drive.history.figures()["dropped"] == page["rev"] - len(page["changes"])
+    assert (await drive.asked("history", "a")).code == "behind"
+    drive.link.restore()
+    await drive.written(60)
+    assert await drive.pages("a") == told(drive, "a")
 
 
 @scene()
@@ -396,8 +422,6 @@ async def test_a_story_that_grows_fast_is_whole_while_the_stream_takes_it(drive:
     changes = await drive.pages("a")
     assert [change["rev"] for change in changes] == list(range(1, changes[-1]["rev"] + 1))
     assert len(changes) > 2 * (STORY_MAX + STORY_MAX_REPLICA)
-    assert drive.history is not None
-    assert drive.history.figures()["dropped"] == 0
 
 
 @scene()
@@ -407,7 +431,7 @@ async def test_parts_that_are_kept_no_longer_leave_the_rest(drive: Writing) -> N
     for _ in range(10):
         refused_often(drive, "a", 15)
         await drive.written()
-    first = drive.job("a").parts[0]
+    first = (await drive.where("t", "a"))[0][0]
     await drive.js.purge(SUBJECTS.history_stream, below_seq=first[0] + 1)
     page = await drive.asked("history", "a")
     assert not page["complete"]
@@ -422,14 +446,12 @@ async def test_a_gang_of_1024_has_no_gap_in_its_revisions(drive: Writing) -> Non
     drive.submit("g", gpu={"scheduling": "gang"}, replicas=1024)
     for _ in range(6):
         drive.report()
+    job = drive.job("g")
     for number in range(16):
         drive.run_out(f"w{number}")
     drive.settle()
-    job = drive.job("g")
-    assert job.state == "SUCCEEDED"
     assert job.rev == 1 + 5 * 1024
     assert sorted(change["rev"] for change in told(drive, "g")) == list(range(1, job.rev + 1)), "no event was cut"
-    assert await drive.pages("g") == told(drive, "g")
     for _ in range(10):
         await drive.written()
     assert not drive.state.jobs
@@ -463,13 +485,14 @@ async def test_a_row_that_names_another_tenants_frame_is_told_nothing(drive: Wri
     drive.cancel("a")
     drive.submit("a", tenant="u")
     drive.cancel("a", tenant="u")
-    await asyncio.sleep(1)
-    for tenant, other in (("t", "u"), ("u", "t")):
-        job = drive.job("a", tenant)
-        frames = drive.bus.streams()[SUBJECTS.history_stream].by_subject[SUBJECTS.history(other)]
-        job.kept = next(iter(frames))
-    drive.tick()
+    await drive.written()
     assert not drive.state.jobs
+    places = {tenant: await drive.where(tenant, "a") for tenant in ("t", "u")}
+
+    async def where(tenant: str, job: str) -> Any:
+        return places["u" if tenant == "t" else "t"]
+
+    drive.reader = HistoryReader(drive.js, SUBJECTS, drive.engine, where, drive._on_answer)
     for tenant in ("t", "u"):
         assert (await drive.asked("history", "a", tenant=tenant)).code == "history-gone"
 
@@ -536,7 +559,7 @@ async def refusing(drive: Writing, code: int, words: str) -> HistoryReader:
         tasks.add(asyncio.get_running_loop().create_task(refuse(delivery)))
 
     await drive.link.subscribe(f"refused.STREAM.MSG.GET.{SUBJECTS.history_stream}", heard)
-    return HistoryReader(JetStream(drive.link, "refused"), SUBJECTS, drive.engine, drive._on_answer)
+    return HistoryReader(JetStream(drive.link, "refused"), SUBJECTS, drive.engine, drive.where, drive._on_answer)
 
 
 @pytest.mark.parametrize(
@@ -564,13 +587,17 @@ async def test_output_of_a_job_whose_story_is_empty_is_an_answer(drive: Writing)
     """No leader writes such a frame; whatever stands there, the caller is answered."""
     drive.submit("a")
     drive.cancel("a")
-    await asyncio.sleep(1)
+    await drive.written()
     empty = HistoryFrame("t", [], {}, [Story("a", 2, "CANCELLED", True, 0, 1, [], [])])
     ack = await drive.js.append(SUBJECT, msgspec.json.encode(empty))
     assert isinstance(ack, Ack)
-    drive.job("a").kept = ack.seq
-    drive.tick()
     assert not drive.state.jobs
+    seq = ack.seq
+
+    async def where(tenant: str, job: str) -> Any:
+        return [], seq
+
+    drive.reader = HistoryReader(drive.js, SUBJECTS, drive.engine, where, drive._on_answer)
     answers: list[bytes] = []
     world: Any = drive.link
     relay = Relay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))

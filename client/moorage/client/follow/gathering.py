@@ -1,0 +1,93 @@
+"""What is made of the news of many jobs: `Gathering` yields each as it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.client.errors import TimedOut, timed_out
+from moorage.client.follow.follower import CROWD, Follower, Stories
+from moorage.client.follow.story import Story, decided, result_of, shown_event
+from moorage.schemas.frames import Answer, Change, Event
+from moorage.schemas.job import TERMINAL
+
+if TYPE_CHECKING:
+    from moorage.client.job import Job
+
+#: a crowd is asked for after its first silence of QUIET_S, in which most jobs may end; after FIRST_ASK_S at the latest
+QUIET_S: Final = 0.05
+FIRST_ASK_S: Final = 1.0
+#: most names in one `ls`: its cost for the leader is small
+LISTED_MAX: Final = 250
+
+
+class Gathering(Follower):
+    """Waits for many jobs of one tenant: an async context manager. `over` yields the jobs in the order in which they
+    end. Only the end of a job matters here: an earlier gap is not repaired."""
+
+    def __init__(self, stories: Stories, jobs: Iterable[Job]) -> None:
+        self._jobs = {job.job: job for job in jobs}
+        self._ended = deque(job for job in self._jobs.values() if job.known_result is not None)
+        waited = (Story(name) for name, job in self._jobs.items() if job.known_result is None)
+        super().__init__(stories, waited, asks_first=True)
+
+    async def over(self, timeout_s: float) -> AsyncIterator[Job]:
+        """Yield each job as it ends. Raises `TimedOut` (jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
+        self._ends_after(timeout_s)
+        self._refresh()
+        if len(self.left) >= CROWD:
+            self._ask_at_s, self._silence_s = asyncio.get_running_loop().time() + FIRST_ASK_S, QUIET_S
+        while True:
+            while self._ended:
+                yield self._ended.popleft()
+            if not self.left:
+                return
+            await self._step()
+
+    def _hear(self, event: Event) -> None:
+        story = self.left.get(event.job)
+        if story is None or event.rev <= story.last_rev:
+            return
+        self._received += 1
+        story.take(event)
+        self._jobs[event.job]._saw(event)
+        if event.state in TERMINAL:
+            if story.has_gap and decided(story.all_changes(), event.state) is None:
+                self._due[event.job] = None  # the transition that decided the job's end was missed
+            else:
+                self._end(story, event.state, event.why, {})
+            self._wake()
+
+    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
+        self._jobs[story.job]._learn(answer.data)
+        story.accept(shown_event(self._client.tenant, story.job, answer, rev, changes))
+        if story.is_over:
+            self._end(story, story.state, "", answer.data)
+
+    def _end(self, story: Story, state: str, why: str, shown: Mapping[str, Any]) -> None:
+        job = self._jobs[story.job]
+        del self.left[story.job]
+        job._has_ended(result_of(job.job, state, story.all_changes(), why or story.why, shown))
+        self._ended.append(job)
+
+    async def _not_listed(self, names: list[str]) -> list[str]:
+        listed: set[str] = set()
+        for at in range(0, len(names), LISTED_MAX):
+            part = [name for name in names[at : at + LISTED_MAX] if name in self.left]
+            for row in (await self._read("ls", {"jobs": part}))["jobs"]:
+                listed.add(row["job"])
+                if (story := self.left.get(row["job"])) is not None:
+                    self._jobs[story.job]._learn(row)
+                    if row["state"] in TERMINAL:
+                        self._end(story, row["state"], "", row)
+        return [name for name in names if name not in listed]
+
+    def _too_late(self) -> TimedOut:
+        name = next(iter(self.left))
+        return timed_out(
+            f"{len(self.left)} of {len(self._jobs)} jobs have not ended after {self._timeout_s:g} s; they go on",
+            job=name,
+            next_step=f"moorage explain {name} says why the first of them has not ended",
+        )

@@ -1,0 +1,155 @@
+"""The follower as its leader sees it: a process beside it, or, where nothing else could be, a task in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+
+from moorage.scheduler.follower.follower import AGAIN_S, AGAIN_S_MAX, ANSWER_S, Follower, Position, Question, behind
+from moorage.scheduler.follower.pipe import Asked, decode_told, framed, read_frame
+from moorage.scheduler.ledger.snapshot_follower import Command
+from moorage.schemas.errors import Problem, problem
+
+log = logging.getLogger("moorage.scheduler")
+
+#: a process that has told nothing for this long is ended, and another one started
+SILENT_S_MAX: Final = 60.0
+#: questions under way
+QUESTIONS_MAX: Final = 256
+
+Then = Callable[[dict[str, Any] | Problem], None]
+
+
+class FollowerBeside:
+    """The follower of one term. `run` keeps it running; `ask` calls back with each answer, unless the term ends."""
+
+    def __init__(self, command: Command | None, make: Callable[[], Follower]) -> None:
+        """`command` starts the process; without it, what `make` returns follows in this process."""
+        self._command = command
+        self._make = make
+        self._here: Follower | None = None
+        self._position = Position()
+        self._writer: asyncio.StreamWriter | None = None
+        self._numbers = count(1)
+        self._asked: dict[int, tuple[Question, Then]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def position(self) -> Position:
+        """Where it stood when it last told."""
+        return self._position if self._here is None else self._here.position
+
+    def figures(self, seq: int) -> dict[str, Any]:
+        """Return what the answer to `fleet` contains of it, where the leader has folded record `seq`."""
+        position = self.position
+        gaps = [[gap.from_ms, gap.until_ms, gap.through_seq - gap.after_seq] for gap in position.gaps]
+        told = {"waiting": position.waiting, "frames": position.frames, "stories": position.stories}
+        return {"follower": {"behind": max(0, seq - position.seq), "gaps": gaps, **told}}
+
+    # ---------------------------------------------------------------------------------------------- asking
+
+    def ask(self, question: Question, then: Then) -> Problem | None:
+        """Ask, and call `then` with the answer, later; return the problem if too many questions are under way."""
+        if len(self._asked) + len(self._tasks) >= QUESTIONS_MAX:
+            why = f"{QUESTIONS_MAX} questions about GPU time and the history are under way"
+            return problem("overloaded", why, next="send again", retry_after_s=1.0)
+        if self._here is not None:
+            task = asyncio.get_running_loop().create_task(_answer(self._here, question, then))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return None
+        if self._writer is None:
+            return behind(max(1, question.seq - self._position.seq))
+        number = next(self._numbers)
+        self._asked[number] = question, then
+        self._writer.write(framed(Asked(number, question)))
+        asyncio.get_running_loop().call_later(2 * ANSWER_S, self._give_up, number)
+        return None
+
+    async def asked(self, question: Question) -> dict[str, Any] | Problem:
+        """Ask, and return the answer."""
+        answer: asyncio.Future[dict[str, Any] | Problem] = asyncio.get_running_loop().create_future()
+        refused = self.ask(question, lambda data: None if answer.done() else answer.set_result(data))
+        return refused if refused is not None else await answer
+
+    def _give_up(self, number: int) -> None:
+        """Answer a question that the process, stopped or busy, has not answered."""
+        if (asked := self._asked.pop(number, None)) is not None:
+            question, then = asked
+            then(behind(max(1, question.seq - self._position.seq)))
+
+    async def close(self) -> None:
+        """Cancel the questions under way; they get no answer."""
+        self._asked.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --------------------------------------------------------------------------------------------- running
+
+    async def run(self) -> None:
+        """Keep the follower running until this is cancelled."""
+        if self._command is None:
+            self._here = self._make()
+            await self._here.run()
+            return
+        wait_s = AGAIN_S
+        while True:
+            if await self._one(self._command):
+                wait_s = AGAIN_S
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, AGAIN_S_MAX)
+
+    async def _one(self, command: Command) -> bool:
+        """Run one process to its end; return whether it has told anything."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                env={**os.environ, **command.env},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # no room for a process, or an upgrade replaced Python: the term continues
+            log.warning("no history is written now: the follower of the ledger cannot be started: %s", error)
+            return False
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._writer, told = process.stdin, False
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(SILENT_S_MAX):
+                        frame = await read_frame(process.stdout)
+                except TimeoutError:
+                    log.warning("the follower of the ledger said nothing for %g s and is ended", SILENT_S_MAX)
+                    return told
+                if frame is None:
+                    log.warning("the follower of the ledger ended; it is started again")
+                    return told
+                told = True
+                self._on_told(frame)
+        finally:
+            self._writer = None
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            for number in list(self._asked):
+                self._give_up(number)
+
+    def _on_told(self, frame: bytes) -> None:
+        told = decode_told(frame)
+        self._position = told.position
+        if (asked := self._asked.pop(told.number, None)) is not None:
+            answer = told.refused if told.refused is not None else told.data
+            assert answer is not None
+            asked[1](answer)
+
+
+async def _answer(follower: Follower, question: Question, then: Then) -> None:
+    then(await follower.answer(question))

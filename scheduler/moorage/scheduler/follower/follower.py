@@ -1,0 +1,237 @@
+"""The follower: it folds the ledger beside the leader, writes the history of jobs, and counts GPU time.
+
+It saves the state and what it counted and wrote at a record, and goes on from there after a restart: no record counts
+twice, and no transition is written twice. It answers questions about GPU time, and where the history of a job is. The
+leader keeps the records behind the older save, up to half of the ledger's bound. If it had to delete records that the
+follower had not read, the follower goes on from the ledger's newest snapshot, and tells the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.follower.history import History
+from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
+from moorage.scheduler.follower.usage import Gap, Usage
+from moorage.scheduler.leader.retrying import retry_unanswered
+from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
+from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.follower")
+
+#: how often the ledger is read while nobody asks
+FOLLOW_EVERY_S: Final = 0.25
+#: pause before the ledger is read again, while somebody asks
+PAUSE_S: Final = 0.02
+#: records folded before other tasks run
+FOLD_AT_ONCE: Final = 200
+#: pause after a failure
+AGAIN_S: Final = 1.0
+AGAIN_S_MAX: Final = 30.0
+#: how long a question waits for the record at which it was asked, and after which time its asker may try again
+ANSWER_S: Final = 2.0
+RETRY_AFTER_S: Final = 1.0
+
+
+class Question(msgspec.Struct, array_like=True):
+    """A question, asked when the leader had folded record `seq`.
+
+    `usage` is about the GPU time of a tenant (None: of all); `where` about the frames with the story of the `job`.
+    """
+
+    verb: str
+    seq: int
+    tenant: str | None
+    arguments: dict[str, Any]
+
+
+class Position(msgspec.Struct, array_like=True):
+    """Where a follower stands: the last record that it folded, behind which record it needs all, and its gaps."""
+
+    seq: int = 0
+    kept_from: int = 0
+    gaps: list[Gap] = []
+    waiting: int = 0  # stories that are not written yet
+    frames: int = 0  # written since it began
+    stories: int = 0
+
+
+class Follower:
+    """One follower. `run` follows the ledger forever; `answer` may be called meanwhile."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        world: JetStream,
+        subjects: Subjects,
+        config: Config,
+        replicas: int,
+        save_records: int,
+    ) -> None:
+        """`jetstream` is the ledger's account, `world` the users', which has the history.
+
+        `config` says how long and how large the history is.
+        """
+        self._ledger = Ledger(jetstream, subjects, 0, replicas=replicas)
+        self._snapshots = Snapshots(jetstream, subjects, replicas)
+        self._saves = Saves(jetstream, subjects, replicas)
+        self._save_records = save_records
+        self._state = State()
+        self._usage = Usage(self._state)
+        self._history = History(world, subjects, config, replicas)
+        self._saved_seq = 0
+        self._asked = asyncio.Event()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def position(self) -> Position:
+        history = self._history
+        told = history.waiting, history.frames, history.stories
+        return Position(self._state.seq, self._saves.kept_from, self._usage.gaps, *told)
+
+    # ------------------------------------------------------------------------------------------- following
+
+    async def run(self) -> None:
+        """Follow the ledger forever; no failure ends this."""
+        begun, wait_s = False, AGAIN_S
+        while True:
+            try:
+                if not begun:
+                    await retry_unanswered(self._begin)
+                    begun = True
+                await self._catch_up()
+                self._tell()
+                if self._state.seq - self._saved_seq >= self._save_records:
+                    await self._save()
+                wait_s = AGAIN_S
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._asked.wait(), FOLLOW_EVERY_S)
+                self._asked.clear()
+                await asyncio.sleep(PAUSE_S)
+                continue
+            except BusError as error:
+                log.warning("the ledger cannot be followed now; jobs are not affected: %s", error)
+            except (Overtaken, LedgerBroken) as error:
+                log.warning("the follower of the ledger begins again: %s", error)
+                begun = False
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, AGAIN_S_MAX)
+
+    async def _begin(self) -> None:
+        """Read the newest save. If it is none of this ledger, begin at the ledger's newest snapshot."""
+        await self._saves.open()
+        saved = await self._saves.read()
+        self._state, self._usage, written = saved or _nothing()
+        ledger_id = (await self._ledger.last_reign()).ledger_id if saved is not None else ""
+        if ledger_id and ledger_id != self._state.ledger_id:
+            newest = await recover(self._ledger, self._snapshots)
+            if newest.follows(self._state.ledger_id):  # it was restored from that one: what was counted stays
+                await self._history.begin(self._state, written.last, written.jobs)
+                await self._bridge()
+                return
+            log.warning("what the follower of the ledger has counted is of another ledger, %s", self._state.ledger_id)
+            self._state, self._usage, written = _nothing()
+        await self._history.begin(self._state, written.last, written.jobs)
+        self._saved_seq = self._state.seq if saved is not None else -self._save_records  # the first save is due at once
+
+    async def _catch_up(self) -> None:
+        """Fold the ledger's records up to its present end, and write what they tell.
+
+        Raises `LedgerBroken`, `Overtaken`, `BusError`.
+        """
+        await self._history.write()
+        last = await self._ledger.last_seq()
+        if last < self._state.seq:
+            raise LedgerBroken(f"the ledger ends at record {last}, before record {self._state.seq}, which was read")
+        try:
+            await self._fold_through(last)
+        except LedgerGap as gap:
+            log.warning("%s", gap)
+            await self._bridge()
+            await self._fold_through(last)
+        await self._history.write()
+
+    async def _fold_through(self, last: int) -> None:
+        async for seq, _, folded in self._ledger.fold_range(self._state, last):
+            self._usage.fold(folded)
+            if self._history.take(folded):
+                await self._history.write()
+            if seq % FOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _bridge(self) -> None:
+        """Go on from the ledger's newest snapshot, as records before it are gone. Raises `LedgerBroken`, `BusError`."""
+        await self._history.write()
+        state = await recover(self._ledger, self._snapshots)
+        if state.seq <= self._state.seq:
+            raise LedgerBroken(f"records behind {self._state.seq} are gone, and no snapshot holds them")
+        before, self._state = self._state, state
+        self._usage.bridge(state)
+        gap = Gap(before.seq, state.seq, before.time_ms, state.time_ms)
+        self._history.bridge(state, gap)
+        log.error(
+            "a gap in the history and in GPU time: records %d to %d of the ledger were deleted before they were read",
+            gap.after_seq + 1,
+            gap.through_seq,
+        )
+        await self._save()
+
+    async def _save(self) -> None:
+        await self._history.write()
+        await self._saves.write(self._state, self._usage, Written(self._history.last, self._history.told()))
+        self._saved_seq = self._state.seq
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    def _tell(self) -> None:
+        """Wake the questions whose record is folded."""
+        for seq, future in self._waiting:
+            if seq <= self._state.seq and not future.done():
+                future.set_result(None)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+
+    async def answer(self, question: Question) -> dict[str, Any] | Problem:
+        """Return the answer once the question's record is folded; the problem `behind` if that takes too long."""
+        if self._state.seq < question.seq:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append((question.seq, future))
+            self._asked.set()
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await future
+            except TimeoutError:
+                return behind(question.seq - self._state.seq)
+        if question.verb == "usage":
+            return self._usage.answer(question.tenant, question.arguments)
+        found = self._history.where(question.tenant or "", question.arguments["job"])
+        if found is None:
+            return behind(1)
+        parts, seq = found
+        return {"parts": parts, "seq": seq}
+
+
+def behind(records: int) -> Problem:
+    """Return the problem of a follower that has not read so many records yet."""
+    return problem(
+        "behind",
+        f"the history of jobs and the count of GPU time are {records} records of the ledger behind the question",
+        found=records,
+        next="ask again; moorage doctor says how far it is behind",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def _nothing() -> Saved:
+    state = State()
+    return Saved(state, Usage(state), Written())
