@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from msgspec import structs
 
 from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
@@ -76,6 +77,19 @@ def test_what_has_no_room_is_counted_and_each_part_keeps_some_of_it() -> None:
     assert sum("8 more on one host" in line for line in lines) >= 2
     assert shared_out([1, 9, 9], 9) == [1, 4, 4]
     assert shared_out([1, 1], 9) == [1, 1]
+
+
+def test_of_many_workers_those_with_a_trouble_have_room_first() -> None:
+    view = a_view(125, 0, 0, 0)
+    well = [structs.replace(worker, cells="···", use=[None] * 3) for worker in view.workers]
+    well[99] = structs.replace(well[99], state="draining")
+    well[120] = structs.replace(well[120], cells="·!·")
+    lines = texts(draw(structs.replace(view, workers=well), 80, 24, Wishes()).lines)
+    (first,) = [line for line in lines if "n99" in line]
+    assert first.startswith("n99/")
+    assert "·!·" in first
+    few = structs.replace(view, workers=well[90:100])
+    assert any("n99 draining ···" in line for line in texts(draw(few, 80, 24, Wishes()).lines))
 
 
 def test_ascii_has_no_other_sign_and_a_filter_leaves_the_rows_that_match() -> None:

@@ -29,7 +29,16 @@ def load(worker: str, *slots: SlotLoad) -> Load:
 
 
 def job(tenant: str, name: str, state: str, age_ms: int, **more: Any) -> dict[str, Any]:
-    return {"tenant": tenant, "job": name, "state": state, "age_ms": age_ms, "gpu": "2xH100", "worker": "", **more}
+    return {
+        "tenant": tenant,
+        "job": name,
+        "state": state,
+        "age_ms": age_ms,
+        "gpu": "2xH100",
+        "worker": "",
+        "simulated": False,
+        **more,
+    }
 
 
 def listed(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -160,3 +169,11 @@ def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
     ]
     assert (view.leader, view.use, view.simulated) == ("s1", 25, "all")
     assert view.fits == [Fit("NVIDIA H100", 4, 3, 2)]
+
+
+def test_a_tenants_key_hears_no_frame_and_is_told_of_its_own_jobs_alone() -> None:
+    model = Model(0)
+    model.sees_fleet = False
+    model.told_jobs("a", listed(job("a", "r", "RUNNING", 90, worker="sim-0000", simulated=True)))
+    view = model.view(60_000, AT_MS)
+    assert (view.sees_fleet, view.troubles, view.simulated) == (False, [], "all")

@@ -48,8 +48,9 @@ moorage top: the whole fleet on one screen. It only reads.
 Signs, one for each GPU
   {SIGNS}
   f frozen  g lent to a guest  - not lent
+Behind a worker's name, where there are many: / cordoned or draining  ? not heard  ! starts fail  - stopped
 
-A key of an operator shows the jobs of all tenants, a tenant's those of the tenant, an observer's none.
+An operator's key shows all, a tenant's the jobs of the tenant, an observer's the fleet without jobs.
 """
 
 

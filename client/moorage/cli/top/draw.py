@@ -14,7 +14,7 @@ from msgspec import structs
 
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
-from moorage.schemas.cells import FREE, LEASED
+from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
 from moorage.schemas.job import QUEUED
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.units import many
@@ -40,6 +40,20 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 #: a GPU that is leased and does nothing
 UNUSED: Final = "_"
 SIGNS: Final = "· free  ▁-█ leased, by use  # leased  _ unused  2-9 sharers  ! sick  x foreign  ? lost"
+UNSEEN: Final = "not shown to this key"
+#: behind the name of a worker, where there are many: its state
+MARKS: Final = {
+    **dict.fromkeys(("up", "claimed-locally"), " "),
+    **dict.fromkeys(("lost", "stale", "not-heard"), "?"),
+    "left": "-",
+    "starts-fail": "!",
+}
+#: so many workers have their state as a word
+NAMED_MAX: Final = 16
+#: so many lines of workers are in the order of their names
+IN_ORDER_MAX: Final = 12
+#: signs of GPUs that somebody should look at
+_ODD: Final = frozenset((SICK, FOREIGN, LOST))
 _ASCII: Final = str.maketrans({FREE: ".", "─": "-", "…": "~", "→": ">", **dict.fromkeys(_BLOCKS, LEASED)})
 
 
@@ -122,6 +136,11 @@ def _head(view: View, columns: int) -> list[Line]:
         *tag,
         (f"leader {view.leader or 'unknown'}  epoch {view.epoch}  {clock} UTC", ""),
     ]
+    if not view.sees_fleet:
+        return [
+            [*first[:1], *tag, (f"{clock} UTC", "")],
+            *([(f"not shown: {what}", "dim")] for what in view.unseen[:2]),
+        ]
     if view.heard_ms_ago is None:
         return [first, [("no frame of the leader was heard so far; two come a second", "")], *_verdict(view)]
     counts = view.counts
@@ -312,7 +331,8 @@ def _wrong(view: View, columns: int) -> _Pane:
 
     rows = [_Row(line(trouble)) for trouble in view.troubles]
     grave = sum(trouble.grave for trouble in view.troubles)
-    title = f"wrong: {len(rows) or 'nothing'}" + (f", {grave} of them keep jobs from running" if grave else "")
+    nothing = "nothing" if view.sees_fleet else UNSEEN
+    title = f"wrong: {len(rows) or nothing}" + (f", {grave} of them keep jobs from running" if grave else "")
     return _Pane(WRONG, title, [], rows)
 
 
@@ -350,27 +370,37 @@ def _idle(view: View, columns: int) -> _Pane:
 
 def _fleet(view: View, columns: int) -> _Pane:
     """Return the workers: one a line where there is room for the words, several a line where there are many."""
-    shown = [(worker, _cells_of(worker)) for worker in view.workers]
-    width = max((len(_name(worker)) + 1 + len(cells) for worker, cells in shown), default=0) + len(_GAP)
-    across = max((columns + len(_GAP)) // width, 1) if shown else 1
-    name_width = max((len(_name(worker)) for worker, _ in shown), default=0)
+    name = _named if len(view.workers) <= NAMED_MAX else _marked
+    shown = [(worker, name(worker), _cells_of(worker)) for worker in view.workers]
+    name_width = max((len(called) for _, called, _ in shown), default=0)
+    width = name_width + 1 + max((len(cells) for _, _, cells in shown), default=0) + len(_GAP)
+    across = max((columns + len(_GAP)) // width, 1)
     down = -(-len(shown) // across)
+    if down > IN_ORDER_MAX:  # they will hardly all have room: those with a trouble first, and read from left to right
+        shown.sort(key=lambda each: each[0].state == "up" and not _ODD.intersection(each[0].cells))
+        rows_of = [shown[at : at + across] for at in range(0, len(shown), across)]
+    else:
+        rows_of = [shown[at::down] for at in range(down)]
     rows = []
-    for at in range(down):
+    for several in rows_of:
         line: Line = []
-        for worker, cells in shown[at::down]:
-            cell_width = width - name_width - 1
-            line += [(_name(worker).ljust(name_width), _style_of(worker)), (" " + cells.ljust(cell_width), "")]
+        for worker, called, cells in several:
+            line += [(called.ljust(name_width), _style_of(worker)), (" " + cells.ljust(width - name_width - 1), "")]
         rows.append(_Row(line))
-    title = f"fleet: {many(len(shown), 'worker') if shown else 'no worker'}" + (
+    no_worker = "no worker" if view.sees_fleet else UNSEEN
+    title = f"fleet: {many(len(shown), 'worker') if shown else no_worker}" + (
         ", all simulated" if view.simulated == "all" else ""
     )
     return _Pane(FLEET, title, [], rows)
 
 
-def _name(worker: WorkerCells) -> str:
-    state = "" if worker.state == "up" else f" {worker.state}"
-    return worker.worker + state
+def _named(worker: WorkerCells) -> str:
+    return worker.worker if worker.state == "up" else f"{worker.worker} {worker.state}"
+
+
+def _marked(worker: WorkerCells) -> str:
+    """Return the name with a sign for the state instead of the word, which would widen the whole column."""
+    return worker.worker + MARKS.get(worker.state, "/")
 
 
 def _style_of(worker: WorkerCells) -> str:

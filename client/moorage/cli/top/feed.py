@@ -49,17 +49,18 @@ class Feed:
         self._subscribed: list[Subscribed] = []
         self._operates = self._lists = True
         self.is_troubled = False  # whether the last round of questions failed
+        self._refused: NotPermitted | None = None
         self._explained: dict[tuple[str, str], float] = {}
 
     async def open(self) -> None:
-        """Subscribe to the public frames. Raises `NotPermitted` if the key may not even see the leader's."""
+        """Subscribe to the public frames that this key may hear: a tenant's may hear none."""
         subjects = self._wire.subjects
-        self._subscribed.append(await self._wire.subscribe(subjects.fleet_frame, self._on_frame))
-        for subject in (subjects.standing, subjects.hello_all, subjects.load_all):
+        for subject in (subjects.fleet_frame, subjects.standing, subjects.hello_all, subjects.load_all):
             try:
                 self._subscribed.append(await self._wire.subscribe(subject, self._on_frame))
-            except NotPermitted:  # a tenant's key: less is seen, and the leader's frame is enough
-                pass
+            except NotPermitted as error:
+                if subject == subjects.fleet_frame:
+                    self.model.sees_fleet, self._refused = False, error
 
     async def close(self) -> None:
         """End what `open` began."""
@@ -82,7 +83,10 @@ class Feed:
     # ---------------------------------------------------------------------------------------------------- asking
 
     async def ask(self) -> None:
-        """Ask the leader once for all that this key may ask. Raises `NoScheduler`, `Unreachable`."""
+        """Ask the leader once for all that this key may ask.
+
+        Raises `NoScheduler`, `Unreachable`, and `NotPermitted` if that is nothing, and no frame may be heard.
+        """
         model = self.model
         tenants: list[str] = [self._client.tenant]
         if self._operates:
@@ -98,6 +102,8 @@ class Feed:
                 await self._list(tenants)
             except NotPermitted:
                 self._lists = False
+        if self._refused is not None and not self._lists:
+            raise self._refused
         model.unseen = self._unseen()
         if self._lists:
             await self._explain()
@@ -106,6 +112,8 @@ class Feed:
     def _unseen(self) -> list[str]:
         if self._operates:
             return []
+        if not self.model.sees_fleet:
+            return [f"the fleet, and jobs of other tenants than {self._client.tenant}: that takes an operator's key"]
         if self._lists:
             return [f"jobs of other tenants than {self._client.tenant}: that takes an operator's key"]
         return ["jobs, and why they wait: that takes an operator's key, or a tenant's"]
@@ -136,7 +144,7 @@ class Feed:
         Raises `NoScheduler` if no leader sends a frame.
         """
         await self.ask()
-        if not await self._until(lambda: self.model.frame is not None, FRAME_S):
+        if self.model.sees_fleet and not await self._until(lambda: self.model.frame is not None, FRAME_S):
             why = f"no scheduler leads: no frame of the fleet came within {FRAME_S:g} s"
             raise NoScheduler(problem("no-scheduler", why))
         if not self._lists:

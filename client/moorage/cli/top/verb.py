@@ -31,7 +31,7 @@ def top(
 ) -> int:
     """Show the fleet on one screen: what is wrong, what fits now, who waits and why, who holds GPUs without using them.
 
-    It only reads. An operator's key shows the jobs of all tenants, a tenant's those of the tenant, an observer's none.
+    It only reads. An operator's key shows all, a tenant's the jobs of the tenant, an observer's the fleet without jobs.
     Keys: 1 to 5 show and hide a part, / filters, Enter opens a job, ? helps, q quits. With --once, in a pipe, a picture
     of 80 columns and 24 rows is printed; with --json, what it shows. The live screen needs the extra top.
     """

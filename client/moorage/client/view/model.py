@@ -55,6 +55,7 @@ class Model:
         self._idle_since: dict[tuple[str, str, str], int] = {}
         self._idle: list[Idle] = []
         self.unseen: list[str] = []
+        self.sees_fleet = True  # whether the leader's frames may be heard
 
     @property
     def frame(self) -> FleetFrame | None:
@@ -116,6 +117,8 @@ class Model:
         workers = list(self._workers(now_ms))
         signs = "".join(worker.cells for worker in workers if worker.state != LEFT)
         simulated = [worker.simulated for worker in workers]
+        if not self.sees_fleet:  # then what its own jobs run on is known
+            simulated = [row["simulated"] for rows in self._jobs.values() for row in rows if row["worker"]]
         return View(
             at_ms=at_ms,
             leader=self._leads(now_ms),
@@ -136,6 +139,7 @@ class Model:
                 key=lambda row: (row["state"] != QUEUED, -row["age_ms"]),
             ),
             unseen=list(self.unseen),
+            sees_fleet=self.sees_fleet,
         )
 
     def _leads(self, now_ms: int) -> str:
@@ -240,7 +244,7 @@ class Model:
     def _troubles(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
         """Yield what is wrong, the gravest first: nobody leads, workers that are away, GPUs that cannot be used."""
         silent_ms = now_ms - self._frame_ms
-        if silent_ms > SILENT_MS:
+        if silent_ms > SILENT_MS and self.sees_fleet:
             old = "; what is shown here is as old" if self._frame is not None else " since this screen began"
             yield Trouble("scheduler", f"no frame of a leader for {age(silent_ms)}{old}", grave=True)
         told = list(self._told_by_leader()) if self._fleet is not None else list(self._heard(now_ms, workers))

@@ -95,7 +95,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     None before the first.
 
     `simulated` is "all", "some" or "": how many of the GPUs are. `use` is the mean use of leased GPUs in percent.
-    `unseen` says in words what the key in use does not show.
+    `unseen` says in words what the key in use does not show. Without `sees_fleet`, that is all but `waiting`, `idle`
+    and `jobs`: what is empty then is not known.
     """
 
     at_ms: int
@@ -115,3 +116,4 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     #: rows of `ls`, of all tenants that the key may read, those that wait longest first
     jobs: list[dict[str, Any]]
     unseen: list[str]
+    sees_fleet: bool = True
