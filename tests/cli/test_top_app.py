@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
@@ -12,7 +15,7 @@ from moorage.cli.top.app import JobPage, Page, Picture, TopApp
 from moorage.cli.top.draw import as_text
 from moorage.cli.top.feed import Feed
 from moorage.client import AsyncClient
-from tests.cli.node import Node
+from tests.cli.node import Node, processes_of
 from tests.cli.terminal import need_tmux, terminal
 from tests.waiting import until
 
@@ -33,6 +36,10 @@ async def on(node: Node, tenant: str, size: tuple[int, int] = (80, 24)) -> Async
                 yield app, pilot
         finally:
             await feed.close()
+
+
+def arguments(pid: int) -> list[bytes]:
+    return (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
 
 
 async def test_the_keys_show_parts_filter_rows_and_open_a_job(node: Node, unique: str) -> None:
@@ -82,16 +89,20 @@ async def test_a_running_job_is_opened_with_its_story_and_the_tail_of_its_output
 
 
 @pytest.mark.slow
-async def test_on_a_terminal_it_ends_by_q_and_by_ctrl_c(node: Node) -> None:
+async def test_on_a_terminal_it_ends_by_q_by_ctrl_c_and_by_a_signal(node: Node) -> None:
     need_tmux()
     async with terminal() as screen:
         screen.window()
-        for end in ("q", "C-c"):
+        for end in ("q", "C-c", "TERM"):
             screen.type(f"MOORAGE_HOME={node.folder} moorage top")
             shown = await screen.shows("sim: all GPUs are simulated", "4 fleet:", "q quit")
             assert len(shown.splitlines()) == 24
-            screen.key(end)
-            await screen.ended()
+            if end == "TERM":
+                (pid,) = [pid for pid in processes_of(f"MOORAGE_HOME={node.folder}\0") if b"top" in arguments(pid)]
+                os.kill(pid, signal.SIGTERM)
+            else:
+                screen.key(end)
+            assert "4 fleet:" not in await screen.ended(), "the terminal is as it was"
         screen.type(f"NO_COLOR=1 MOORAGE_HOME={node.folder} moorage top --ascii")
         shown = await screen.shows("sim: all GPUs are simulated", "4 fleet:", "q quit")
         assert shown.isascii()

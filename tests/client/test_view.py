@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.client.view.model import SILENT_MS, Model, counted
+from moorage.client.view.model import SILENT_MS, Model
 from moorage.client.view.view import Counts, Fit, Idle, Trouble
 from moorage.schemas.frames import FleetFrame, Hello, Load, Standing
 from moorage.schemas.frames.fleet import Device, SlotLoad
@@ -53,7 +53,11 @@ def used(least: int, most: int) -> dict[str, int]:
 
 
 def test_each_sign_is_counted_once_and_sharers_are_leased_too() -> None:
-    assert counted("··##13f!x-?g") == Counts(12, 2, 4, 1, 2, 1, 1, 1, 1)
+    model = Model(0)
+    model.hear(frame(("n1", "up", "··##13f!x-?g"), ("n2", "left", "··"), ("n3", "draining", "·#·")), 0)
+    assert model.view(0, AT_MS).counts == Counts(
+        gpus=15, free=2, leased=5, shared=1, frozen=2, sick=1, foreign=1, not_lent=1, lost=1, closed=2
+    )
 
 
 def test_without_a_first_frame_the_view_says_after_a_while_that_nobody_leads() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.segment import Segment
@@ -18,6 +20,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from moorage.cli.framework.console import plain
+from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.top.draw import PANES, SIGNS, Drawn, Line, Target, Wishes, draw, panes_at_first
 from moorage.cli.top.job import job_text
 from moorage.schemas.errors import MoorageError
@@ -91,6 +94,7 @@ def _strip(line: Line, width: int) -> Strip:
 class Page(Screen[None]):
     """A text over the whole screen that is scrolled with the arrows: the help, or a job."""
 
+    AUTO_FOCUS = "VerticalScroll"  # the arrows scroll
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "app.pop_screen", "back")]
 
     def __init__(self, text: str) -> None:
@@ -173,9 +177,16 @@ class TopApp(App[None]):
         yield Input(id="filter", placeholder="only rows with this text; !text: those without it", compact=True)
 
     def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in ENDING[1:]:  # else they would leave the terminal as the screen has it
+            loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
         self.run_worker(self._feed.keep_asking(self._told), group="feed")
         self.set_interval(PICTURE_S, self.draw)
         self.call_after_refresh(self.draw)
+
+    def on_unmount(self) -> None:
+        for number in ENDING[1:]:
+            asyncio.get_running_loop().remove_signal_handler(number)
 
     def _told(self, error: MoorageError) -> None:
         self._trouble = f"error[{error.code}]: {error.problem.message}"

@@ -148,6 +148,7 @@ def _head(view: View, columns: int) -> list[Line]:
     shown += [
         f"{number} {name}"
         for name, number in (
+            ("closed", counts.closed),
             ("shared", counts.shared),
             ("frozen", counts.frozen),
             ("sick", counts.sick),

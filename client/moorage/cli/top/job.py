@@ -33,7 +33,7 @@ async def job_text(client: AsyncClient, tenant: str, job: str, *, ascii: bool) -
     """Return the job as text, with the color codes of the terminal. Raises `NotFound`, `NoScheduler`."""
     shown = (await client._wire.answer("show", {"job": job}, tenant)).data
     why = (await client._wire.answer("explain", {"job": job}, tenant)).data
-    parts = [*_why(why), job_words(shown)]
+    parts = [f"{job} of {tenant}: {shown['state']}", *_why(why), job_words(shown)]
     if shown["state"] not in TERMINAL:
         parts += await _use(client, tenant, job, _Paper(io.BytesIO(), encoding="ascii" if ascii else "utf-8"))
     return "\n\n".join([*parts, "\n".join(await _tail(client, tenant, job, shown))])

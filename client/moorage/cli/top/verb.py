@@ -51,8 +51,9 @@ def top(
                 return None
             from moorage.cli.top.app import TopApp
 
-            await TopApp(client, feed, filter, ascii=ascii or not in_blocks()).run_async(mouse=False)
-            return None
+            app = TopApp(client, feed, filter, ascii=ascii or not in_blocks())
+            await app.run_async(mouse=False)
+            return app.return_code
         finally:
             await feed.close()
 

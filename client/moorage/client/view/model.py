@@ -24,7 +24,8 @@ _WELL: Final = frozenset({"ok", "probation"})
 #: stopped in order: its GPUs are no part of the fleet
 LEFT: Final = "left"
 #: states of workers that are as an operator wants them
-_AS_WANTED: Final = frozenset({"up", LEFT, "claimed-locally"})
+_OPEN: Final = frozenset({"up", "claimed-locally"})
+_AS_WANTED: Final = _OPEN | {LEFT}
 _GRAVE: Final = frozenset({"lost", "stale", "not-heard", "starts-fail"})
 _BY_SIGN: Final = {
     FREE: "free",
@@ -115,7 +116,6 @@ class Model:
         """Return this moment; `at_ms` is what the wall clock says."""
         frame = self._frame
         workers = list(self._workers(now_ms))
-        signs = "".join(worker.cells for worker in workers if worker.state != LEFT)
         simulated = [worker.simulated for worker in workers]
         if not self.sees_fleet:  # then what its own jobs run on is known
             simulated = [row["simulated"] for rows in self._jobs.values() for row in rows if row["worker"]]
@@ -127,7 +127,7 @@ class Model:
             simulated="all" if simulated and all(simulated) else "some" if any(simulated) else "",
             queued=0 if frame is None else frame.queued,
             running=0 if frame is None else frame.running,
-            counts=counted(signs),
+            counts=counted(workers),
             use=self._use(workers),
             troubles=list(self._troubles(now_ms, workers)),
             fits=self._fits(workers),
@@ -184,7 +184,8 @@ class Model:
         for worker in workers:
             if worker.state == LEFT:
                 continue
-            row, free = found.setdefault(worker.model, [0, 0, 0]), worker.cells.count(FREE)
+            row = found.setdefault(worker.model, [0, 0, 0])
+            free = worker.cells.count(FREE) if worker.state in _OPEN else 0
             row[0] += len(worker.cells)
             row[1] += free
             row[2] = max(row[2], free)
@@ -304,14 +305,16 @@ def is_leased(sign: str) -> bool:
     return sign == LEASED or sign.isdigit()
 
 
-def counted(signs: str) -> Counts:
-    """Return how many of these signs mean what."""
-    found = dict.fromkeys(("free", "leased", "shared", "frozen", "sick", "foreign", "not_lent", "lost"), 0)
-    for sign in set(signs):
-        number = signs.count(sign)
-        if sign.isdigit():
-            found["leased"] += number
-            found["shared"] += number if sign != "1" else 0
-        else:
-            found[_BY_SIGN[sign]] += number
-    return Counts(gpus=len(signs), **found)
+def counted(workers: Sequence[WorkerCells]) -> Counts:
+    """Return how many of these workers' GPUs are in which state; those of a worker that was stopped are none."""
+    found = dict.fromkeys((*_BY_SIGN.values(), "shared", "closed"), 0)
+    for worker in workers:
+        for sign in set(worker.cells) if worker.state != LEFT else ():
+            number = worker.cells.count(sign)
+            if sign.isdigit():
+                found["leased"] += number
+                found["shared"] += number if sign != "1" else 0
+            else:
+                found["closed" if sign == FREE and worker.state not in _OPEN else _BY_SIGN[sign]] += number
+    gpus = sum(len(worker.cells) for worker in workers if worker.state != LEFT)
+    return Counts(gpus=gpus, **found)

@@ -77,7 +77,10 @@ class WorkerCells(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many GPUs there are, and how many of them in each state of `cells.STATES`; `shared` ones are leased, too."""
+    """How many GPUs there are, and how many of them in each state of `cells.STATES`; `shared` ones are leased, too.
+
+    `closed` ones are free, on workers that take no jobs now: cordoned, draining, or without a sign of life.
+    """
 
     gpus: int = 0
     free: int = 0
@@ -88,6 +91,7 @@ class Counts(msgspec.Struct, frozen=True):
     foreign: int = 0
     not_lent: int = 0
     lost: int = 0
+    closed: int = 0
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
