@@ -90,6 +90,10 @@ class Terminal:
     def interrupt(self, window: int = 1) -> None:
         self._tmux("send-keys", "-t", f"s:{window}", "C-c")
 
+    def key(self, key: str, window: int = 1) -> None:
+        """Press one key, by tmux's name for it."""
+        self._tmux("send-keys", "-t", f"s:{window}", key)
+
     def screen(self, window: int = 1) -> str:
         """What stands there, without the empty end."""
         return self._tmux("capture-pane", "-p", "-t", f"s:{window}").rstrip()

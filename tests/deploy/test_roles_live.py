@@ -186,6 +186,38 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str, monkeypatc
         assert "permission" not in logged, made.words()
 
 
+@pytest.mark.slow
+async def test_top_shows_each_key_what_it_may_see() -> None:
+    async with everybody() as made, made.client("submitter.acme") as acme:
+        await (await acme.submit(["true"], job="first", gpu="1xT4")).result()
+        await acme.submit(["sleep", "600"], job="runs", gpu="2xT4")
+        await acme.submit(["true"], job="waits", gpu="2xT4")
+
+        async def seen(key: str) -> dict[str, Any]:
+            ran = await moorage("top", "--json", "--nats", key, "--tenant", "acme", env=made.site.environment)
+            assert ran.code == 0, ran.err
+            return ran.frame
+
+        async def is_explained() -> bool:
+            rows = (await seen("operator.ana"))["waiting"]
+            return [(row["tenant"], row["job"], row.get("reason")) for row in rows] == [("acme", "waits", "busy")]
+
+        await until(is_explained, ANSWER_S, "the operator sees who waits and why")
+        ana = await seen("operator.ana")
+        assert (ana["unseen"], ana["fits"][0]["gpus"], ana["leader"] != "") == ([], 2, True)
+        tenant = await seen("submitter.acme")
+        assert [row["job"] for row in tenant["waiting"]] == ["waits"]
+        assert not tenant["sees_fleet"]
+        assert tenant["unseen"] == ["the fleet, and jobs of other tenants than acme: that takes an operator's key"]
+        ran = await moorage("top", "--once", "--nats", "submitter.acme", "--tenant", "acme", env=made.site.environment)
+        assert "wrong: not shown to this key" in ran.out
+        assert "nothing is wrong" not in ran.out
+        observer = await seen("observer.graf")
+        assert (observer["waiting"], observer["jobs"], observer["counts"]["leased"]) == ([], [], 2)
+        assert observer["idle"][0]["worker"] == "w1", "the loads tell which worker's GPUs are leased and unused"
+        assert observer["unseen"] == ["jobs, and why they wait: that takes an operator's key, or a tenant's"]
+
+
 def encoded(job: str, **fields: Any) -> bytes:
     return msgspec.json.encode(request(job, **fields))
 

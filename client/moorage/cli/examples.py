@@ -72,6 +72,12 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage fleet --watch",
         "moorage fleet --json | jq '.data.fits_now'",
     ),
+    "top": (
+        "moorage top",
+        "moorage top --once",
+        "moorage top --filter vision",
+        "moorage top --json | jq .troubles",
+    ),
     "drain": (
         "moorage drain n07",
         "moorage drain n07 --within 30m --why 'new disk'",

@@ -15,7 +15,7 @@ _SAID_FOR: Final = {
     "explain": "why pending reason",
     "plan": "whatif what-if estimate eta",
     "cancel": "scancel qdel kill stop delete rm abort terminate",
-    "fleet": "sinfo pbsnodes nodes workers hosts gpus top nvidia-smi",
+    "fleet": "sinfo pbsnodes nodes workers hosts gpus nvidia-smi",
     "uncordon": "undrain resume",
     "doctor": "check health ping diagnose",
 }

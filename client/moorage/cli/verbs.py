@@ -99,6 +99,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("doctor", "moorage.cli.doctor.verb:doctor", "Check server, permissions, leader and this host."),
     ),
     LOOKUP: (
+        Verb("top", "moorage.cli.top.verb:top", "The whole fleet on one screen, live or once."),
         Verb("audit", "moorage.cli.fleet.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb("metrics", "moorage.cli.fleet.metrics:metrics", "Metrics for Prometheus: printed once, or served."),
         Verb("usage", "moorage.cli.fleet.usage:usage", "GPU time of a tenant or of all, by model and hour."),

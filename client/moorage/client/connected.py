@@ -212,12 +212,14 @@ class Connected:
         """Send a request as `answer` does, and return only the `data` of the answer frame."""
         return data_of(await self.answer(verb, arguments))
 
-    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
+    async def answer(self, verb: str, arguments: Mapping[str, Any], tenant: str | None = None) -> Answer:
         """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame.
 
-        Raises what `AsyncClient.submit` raises, and `NotFound`.
+        Another `tenant` may be read by operators (`OPERATOR_READS`). Raises what `AsyncClient.submit` raises, and
+        `NotFound`.
         """
-        return await self._ask(verb, encode(arguments), decode_answer)
+        subject = self.subjects.api(self.tenant if tenant is None else tenant, verb)
+        return await self._request(subject, encode(arguments), decode_answer)
 
     async def operate(self, verb: str, asked: Any = None) -> Answer:
         """Send an operator's request that is answered with data, and return the whole answer frame.

@@ -92,7 +92,7 @@ async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
 
     while True:
         data = (await client._wire.answer("show", {"job": job})).data
-        lines = _words(data).splitlines()
+        lines = job_words(data).splitlines()
         if any("use" in row for row in data.get("replica_states", ())):
             with contextlib.suppress(ClientError):  # it has ended since, or its worker is away
                 lines += ["", *use_table(await use_rows(client, job, None), sys.stdout).splitlines()]
@@ -180,10 +180,10 @@ def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show(data: dict[str, Any]) -> None:
-    tell(_words(data))
+    tell(job_words(data))
 
 
-def _words(data: dict[str, Any]) -> str:
+def job_words(data: dict[str, Any]) -> str:
     """Return a job in full: facts, and a table of its state changes."""
     changes = data.get("changes", [])
     began = changes[0]["time_ms"] if changes else None

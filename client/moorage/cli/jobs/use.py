@@ -70,19 +70,23 @@ def use(
     return with_client(options, work)
 
 
-async def use_rows(client: AsyncClient, job: str, replica: int | None) -> list[dict[str, Any]]:
+async def use_rows(
+    client: AsyncClient, job: str, replica: int | None, tenant: str | None = None
+) -> list[dict[str, Any]]:
     """Return a row for each GPU of each running replica, or of this one, with its use over `LAST_S` seconds.
 
+    The job is the client's tenant's, or that of a `tenant` whose key it has.
     Raises what the question for a replica that does not run raises, if none runs.
     """
     import asyncio
 
-    shown = await client._wire.answer("show", {"job": job})
+    shown = await client._wire.answer("show", {"job": job}, tenant)
     running = [row["replica"] for row in shown.data.get("replica_states", ()) if row["state"] == RUNNING]
     asked = [replica] if replica is not None else running[:ROWS_MAX] or [0]
 
     async def ask(one: int) -> list[dict[str, Any]]:
-        answer = await client._wire.answer("use", {"job": job, "replica": one, "last_s": LAST_S, "points": CELLS})
+        arguments = {"job": job, "replica": one, "last_s": LAST_S, "points": CELLS}
+        answer = await client._wire.answer("use", arguments, tenant)
         page = answer.data
         about = {"job": job, "replica": one, "worker": page.get("worker", ""), "span_s": page["span_s"]}
         return [{**about, "simulated": page.get("simulated", False), **line} for line in page.get("devices", ())]

@@ -1,0 +1,1 @@
+"""`moorage top`: the whole fleet on one screen, once as text or live."""

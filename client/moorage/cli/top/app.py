@@ -1,0 +1,261 @@
+"""The live screen of `moorage top`: it reads keys and draws the picture; what the picture is, `draw` decides."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.geometry import Region
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from moorage.cli.framework.console import plain
+from moorage.cli.framework.interrupts import ENDING
+from moorage.cli.top.draw import PANES, SIGNS, Drawn, Line, Target, Wishes, draw, panes_at_first
+from moorage.cli.top.job import job_text
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.printable import shown
+
+if TYPE_CHECKING:
+    from moorage.cli.top.feed import Feed
+    from moorage.client.client import AsyncClient
+
+#: seconds between two pictures: the leader sends two frames a second
+PICTURE_S: Final = 0.5
+#: seconds between two looks at an open job
+JOB_S: Final = 2.0
+_STYLES: Final = {
+    "": Style(),
+    **{name: Style.parse(name) for name in ("dim", "bold", "red", "green", "yellow", "cyan", "reverse")},
+}
+HELP: Final = f"""\
+moorage top: the whole fleet on one screen. It only reads.
+
+  1 to 5      show and hide a part: {", ".join(f"{number} {name}" for number, name in PANES.items())}
+  /           only rows with this text, in all parts; !text: those without it; Enter, Esc
+  up, down    choose a job (also k, j)
+  Enter       the job: why it waits and what would help, its story, use and output
+  Esc         back; without an open job, no filter
+  q, Ctrl-C   end
+
+Signs, one for each GPU
+  {SIGNS}
+  f frozen  g lent to a guest  - not lent
+Behind a worker's name, where there are many: / cordoned or draining  ? not heard  ! starts fail  - stopped
+
+An operator's key shows all, a tenant's the jobs of the tenant, an observer's the fleet without jobs.
+"""
+
+
+class Picture(Widget):
+    """The picture, drawn line by line: only lines that changed are written to the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._strips: list[Strip] = []
+        self.lines: list[Line] = []
+
+    def show(self, drawn: Drawn) -> None:
+        """Take the lines of a new picture."""
+        before, self.lines = self.lines, drawn.lines
+        self._strips = [_strip(line, self.size.width) for line in drawn.lines]
+        changed = [
+            Region(0, at, self.size.width, 1)
+            for at, line in enumerate(drawn.lines)
+            if at >= len(before) or before[at] != line
+        ]
+        if len(before) != len(drawn.lines):
+            self.refresh()
+        elif changed:
+            self.refresh(*changed)
+
+    def again(self) -> None:
+        """Forget what is drawn: the terminal has another size."""
+        self.lines = []
+
+    def render_line(self, y: int) -> Strip:
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
+
+
+def _strip(line: Line, width: int) -> Strip:
+    return Strip([Segment(shown(text), _STYLES[style]) for text, style in line]).adjust_cell_length(width)
+
+
+class Page(Screen[None]):
+    """A text over the whole screen that is scrolled with the arrows: the help, or a job."""
+
+    AUTO_FOCUS = "VerticalScroll"  # the arrows scroll
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "app.pop_screen", "back")]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(Text.from_ansi(self.text), id="text")
+        yield Static("Esc back  arrows scroll", id="keys")
+
+    def show(self, text: str) -> None:
+        """Show another text in its place."""
+        if text != self.text:
+            self.text = text
+            self.query_one("#text", Static).update(Text.from_ansi(plain(text)))
+
+
+class JobPage(Page):
+    """A job, asked for again and again."""
+
+    def __init__(self, client: AsyncClient, target: Target, *, ascii: bool) -> None:
+        super().__init__(f"asking for {target[1]} of {target[0]}")
+        self._client = client
+        self._target = target
+        self._ascii = ascii
+
+    def on_mount(self) -> None:
+        self._ask()
+        self.set_interval(JOB_S, self._ask)
+
+    def _ask(self) -> None:
+        self.run_worker(self._asked(), group="job", exclusive=True)
+
+    async def _asked(self) -> None:
+        try:
+            self.show(await job_text(self._client, *self._target, ascii=self._ascii))
+        except MoorageError as error:
+            self.show(f"error[{error.code}]: {error.problem.message}")
+
+
+class TopApp(App[None]):
+    """The live screen over a feed that is open."""
+
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = None  # else the hidden line of the filter would take the keys
+    CSS = """
+    Screen, Picture, VerticalScroll, Static, Input { background: ansi_default; color: ansi_default; }
+    Picture { height: 1fr; width: 1fr; }
+    VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
+    #keys { dock: bottom; height: 1; }
+    #filter { dock: bottom; height: 1; border: none; padding: 0; display: none; }
+    #filter.asked { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(number), f"pane({number})", name) for number, name in PANES.items()),
+        Binding("slash", "filter", "filter"),
+        Binding("question_mark", "help", "help"),
+        Binding("down,j", "move(1)", "down"),
+        Binding("up,k", "move(-1)", "up"),
+        Binding("enter", "open", "open"),
+        Binding("escape", "unfilter", "no filter"),
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", priority=True),
+    ]
+
+    def __init__(self, client: AsyncClient, feed: Feed, filter: str = "", *, ascii: bool = False) -> None:
+        super().__init__(ansi_color=True)
+        self._client = client
+        self._feed = feed
+        self._filter = filter
+        self._ascii = ascii
+        self._panes: set[int] | None = None
+        self._cursor: Target | None = None
+        self._targets: list[Target] = []
+        self._trouble = ""
+
+    def compose(self) -> ComposeResult:
+        yield Picture()
+        yield Input(id="filter", placeholder="only rows with this text; !text: those without it", compact=True)
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in ENDING[1:]:  # else they would leave the terminal as the screen has it
+            loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
+        self.run_worker(self._feed.keep_asking(self._told), group="feed")
+        self.set_interval(PICTURE_S, self.draw)
+        self.call_after_refresh(self.draw)
+
+    def on_unmount(self) -> None:
+        for number in ENDING[1:]:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _told(self, error: MoorageError) -> None:
+        self._trouble = f"error[{error.code}]: {error.problem.message}"
+
+    def on_resize(self, _: events.Resize) -> None:
+        self.screen_stack[0].query_one(Picture).again()
+        self.call_after_refresh(self.draw)
+
+    def draw(self) -> None:
+        """Draw this moment."""
+        picture = self.screen_stack[0].query_one(Picture)
+        columns, rows = picture.size
+        if not columns or self.screen is not self.screen_stack[0]:
+            return
+        panes = panes_at_first(columns, rows) if self._panes is None else self._panes
+        wishes = Wishes(panes, self._filter, self._cursor, ascii=self._ascii, live=True)
+        drawn = draw(self._feed.view(), columns, rows, wishes)
+        self._targets = drawn.targets
+        if self._trouble and self._feed.is_troubled:
+            drawn.lines[-1] = [(self._trouble[:columns], "red")]
+        picture.show(drawn)
+
+    # --------------------------------------------------------------------------------------------------- what keys do
+
+    def action_pane(self, number: int) -> None:
+        """Show a part that is hidden, hide one that is shown."""
+        size = self.screen_stack[0].query_one(Picture).size
+        panes = set(panes_at_first(*size)) if self._panes is None else self._panes
+        self._panes = panes ^ {number}
+        self.draw()
+
+    def action_move(self, by: int) -> None:
+        """Put the cursor on the next job, or on the one before."""
+        if not self._targets:
+            return
+        at = self._targets.index(self._cursor) + by if self._cursor in self._targets else (0 if by > 0 else -1)
+        self._cursor = self._targets[at % len(self._targets)]
+        self.draw()
+
+    def action_open(self) -> None:
+        """Open the job under the cursor."""
+        if self._cursor is not None and self.screen is self.screen_stack[0]:
+            self.push_screen(JobPage(self._client, self._cursor, ascii=self._ascii))
+
+    def action_help(self) -> None:
+        """Show the keys and the signs."""
+        if self.screen is self.screen_stack[0]:
+            self.push_screen(Page(HELP))
+
+    def action_filter(self) -> None:
+        """Ask for the text of a filter, in the last line."""
+        asked = self.query_one("#filter", Input)
+        asked.value = self._filter
+        asked.add_class("asked")
+        asked.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._filter = event.value
+        self.draw()
+
+    def on_input_submitted(self, _: Input.Submitted) -> None:
+        self._end_filter()
+
+    def _end_filter(self) -> None:
+        self.query_one("#filter", Input).remove_class("asked")
+        self.set_focus(None)
+        self.draw()
+
+    def action_unfilter(self) -> None:
+        """End the filter."""
+        self._filter = self.query_one("#filter", Input).value = ""
+        self._end_filter()

@@ -1,0 +1,453 @@
+"""Draws a `View` as lines of text for a terminal of any size: what `top --once` prints and what the live screen shows.
+
+It has no effect and asks no terminal. A line is a list of pieces of text with a style each; the same state is always in
+a word or a sign, too, so that nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
+
+from moorage.client.durations import age
+from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
+from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
+from moorage.schemas.job import QUEUED
+from moorage.schemas.printable import in_one_line
+from moorage.schemas.units import many
+
+Line = list[tuple[str, str]]
+Target = tuple[str, str]  # tenant and id of a job
+
+WRONG: Final = 1
+WAITS: Final = 2
+IDLE: Final = 3
+FLEET: Final = 4
+JOBS: Final = 5
+PANES: Final = {WRONG: "wrong", WAITS: "waits", IDLE: "holds, unused", FLEET: "fleet", JOBS: "jobs"}
+#: what a terminal of 80 columns and 24 rows shows; a larger one shows all
+AT_FIRST: Final = frozenset({WRONG, WAITS, IDLE, FLEET})
+#: from so many columns on, fleet and jobs stand beside the rest; from so many rows on there is room for the jobs
+WIDE: Final = 140
+HIGH: Final = 40
+COLUMNS_MIN: Final = 40
+ROWS_MIN: Final = 10
+_GAP: Final = "  "
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+#: a GPU that is leased and does nothing
+UNUSED: Final = "_"
+SIGNS: Final = "· free  ▁-█ leased, by use  # leased  _ unused  2-9 sharers  ! sick  x foreign  ? lost"
+UNSEEN: Final = "not shown to this key"
+#: behind the name of a worker, where there are many: its state
+MARKS: Final = {
+    **dict.fromkeys(("up", "claimed-locally"), " "),
+    **dict.fromkeys(("lost", "stale", "not-heard"), "?"),
+    "left": "-",
+    "starts-fail": "!",
+}
+#: so many workers have their state as a word
+NAMED_MAX: Final = 16
+#: so many lines of workers are in the order of their names
+IN_ORDER_MAX: Final = 12
+#: signs of GPUs that somebody should look at
+_ODD: Final = frozenset((SICK, FOREIGN, LOST))
+_ASCII: Final = str.maketrans({FREE: ".", "─": "-", "…": "~", "→": ">", **dict.fromkeys(_BLOCKS, LEASED)})
+
+
+class Wishes(NamedTuple):
+    """What the one at the screen has chosen. `panes` are the numbers of those that are shown; `cursor` is the job under
+    the cursor. `live` says that keys are read."""
+
+    panes: Collection[int] = AT_FIRST
+    filter: str = ""
+    cursor: Target | None = None
+    ascii: bool = False
+    live: bool = False
+
+
+class Drawn(NamedTuple):
+    """The lines, and the jobs that stand in them, from the top: where a cursor can be."""
+
+    lines: list[Line]
+    targets: list[Target]
+
+
+class _Row(NamedTuple):
+    line: Line
+    target: Target | None = None
+
+
+class _Pane(NamedTuple):
+    number: int
+    title: str
+    heading: Line
+    rows: list[_Row]
+
+
+def panes_at_first(columns: int, rows: int) -> frozenset[int]:
+    """Return the panes that a terminal of this size shows without a key."""
+    return AT_FIRST | ({JOBS} if columns >= WIDE or rows >= HIGH else frozenset())
+
+
+def draw(view: View, columns: int, rows: int, wishes: Wishes) -> Drawn:
+    """Return at most `rows` lines of at most `columns` characters."""
+    columns, rows = max(columns, COLUMNS_MIN), max(rows, ROWS_MIN)
+    head = [_cut(line, columns) for line in _head(view, columns)]
+    foot = _cut(_foot(wishes), columns)
+    room = rows - len(head) - 1
+    numbers = sorted(wishes.panes)
+    left = [number for number in numbers if number in (FLEET, JOBS)]
+    right = [number for number in numbers if number not in left]
+    targets: list[Target] = []
+    if columns >= WIDE and left and right:
+        half = (columns - 3) // 2
+        beside = _column(view, right, half, room, wishes, targets)
+        body = _beside(beside, _column(view, left, columns - half - 3, room, wishes, targets), half)
+    else:
+        body = _column(view, numbers, columns, room, wishes, targets)
+    body += [[] for _ in range(room - len(body))]
+    lines = [*head, *body[:room], foot]
+    if wishes.ascii:
+        lines = [[(text.translate(_ASCII), style) for text, style in line] for line in lines]
+    return Drawn(lines, list(dict.fromkeys(targets)))
+
+
+def as_text(line: Line) -> str:
+    """Return a line without its styles."""
+    return "".join(text for text, _ in line).rstrip()
+
+
+# ------------------------------------------------------------------------------------------------- head and foot
+
+
+def _head(view: View, columns: int) -> list[Line]:
+    tag: Line = []
+    if view.simulated:
+        tag = [
+            ("sim", "bold"),
+            (": all GPUs are simulated  " if view.simulated == "all" else ": some of the GPUs  ", ""),
+        ]
+    clock = datetime.fromtimestamp(view.at_ms / 1000, UTC).strftime("%H:%M:%S")
+    first: Line = [
+        ("moorage  ", "bold"),
+        *tag,
+        (f"leader {view.leader or 'unknown'}  epoch {view.epoch}  {clock} UTC", ""),
+    ]
+    if not view.sees_fleet:
+        return [
+            [*first[:1], *tag, (f"{clock} UTC", "")],
+            *([(f"not shown: {what}", "dim")] for what in view.unseen[:2]),
+        ]
+    if view.heard_ms_ago is None:
+        return [first, [("no frame of the leader was heard so far; two come a second", "")], *_verdict(view)]
+    counts = view.counts
+    shown = [f"{counts.gpus} GPUs", f"{counts.free} free", f"{counts.leased} leased"]
+    shown += [
+        f"{number} {name}"
+        for name, number in (
+            ("closed", counts.closed),
+            ("shared", counts.shared),
+            ("frozen", counts.frozen),
+            ("sick", counts.sick),
+            ("foreign", counts.foreign),
+            ("not lent", counts.not_lent),
+            ("lost", counts.lost),
+        )
+        if number
+    ]
+    if view.use is not None:
+        shown.append(f"used {view.use} %")
+    shown.append(f"{many(view.running, 'replica')} running, {view.queued} queued")
+    second: Line = [("  ".join(shown), "")]
+    lines = [first, second, *_fits(view.fits, columns), *_verdict(view)]
+    return lines + [[(f"not shown: {what}", "dim")] for what in view.unseen[:2]]
+
+
+def _fits(fits: Sequence[Fit], columns: int) -> list[Line]:
+    """Return what fits now for each model, in as many lines as that takes, at most three."""
+    words = [
+        (f"{fit.largest}x{_short(fit.model, fits)}" if fit.largest else f"no {_short(fit.model, fits)}")
+        + f" ({fit.free} of {fit.gpus} free)"
+        for fit in fits
+    ] or ["nothing: no worker has a GPU"]
+    lines, line = [], "fits now"
+    for word in words:
+        if len(line) + len(_GAP) + len(word) > columns and line.strip() != "fits now":
+            lines.append(line)
+            line = " " * len("fits now")
+        line += _GAP + word
+    lines.append(line)
+    if len(lines) > 3:
+        lines = [*lines[:2], lines[2][: columns - 2] + " …"]
+    return [
+        [("fits now", "bold"), (line[len("fits now") :], "")] if not at else [(line, "")]
+        for at, line in enumerate(lines)
+    ]
+
+
+def _short(model: str, fits: Sequence[Fit]) -> str:
+    from moorage.cli.fleet.workers import model_words
+
+    return model_words([fit.model for fit in fits])[model] if model else "GPU of any model"
+
+
+def _verdict(view: View) -> list[Line]:
+    """Return the answer to the first question: is anything wrong?"""
+    troubles = view.troubles
+    if not troubles:
+        return [[("nothing is wrong", "green")]] if view.heard_ms_ago is not None else []
+    grave = sum(trouble.grave for trouble in troubles)
+    first = troubles[0]
+    style = "red" if grave else "yellow"
+    more = f"  (+{len(troubles) - 1} more)" if len(troubles) > 1 else ""
+    return [[(f"wrong: {first.where} {in_one_line(first.what)}{more}", style)]]
+
+
+def _foot(wishes: Wishes) -> Line:
+    if not wishes.live:
+        return [
+            ("signs  · free  ▁-█ leased, by use  # leased  _ unused  2-9 sharers  ! sick  x foreign  - not lent", "dim")
+        ]
+    said = f"filter {wishes.filter}  " if wishes.filter else ""
+    keys = "  ".join(f"{number} {name}" for number, name in PANES.items())
+    return [(said, "bold"), (f"{keys}  / filter  ? help  q quit", "dim")]
+
+
+# ---------------------------------------------------------------------------------------------------------- panes
+
+
+def _column(
+    view: View, numbers: Sequence[int], columns: int, room: int, wishes: Wishes, targets: list[Target]
+) -> list[Line]:
+    """Return these panes below one another. What has no room is left out of the longest ones, and counted."""
+    wanted = wishes.filter
+    some = structs.replace(view, workers=[each for each in view.workers if _matches(_about(each), wanted)])
+    panes = [_filtered(_MAKE[number](some, columns), wanted) for number in numbers]
+    wants = [len(pane.rows) + bool(pane.rows and pane.heading) for pane in panes]
+    given = shared_out(wants, room - len(panes))
+    lines: list[Line] = []
+    for pane, lot in zip(panes, given, strict=True):
+        shown = pane.rows[: max(lot - bool(pane.heading), 0)]
+        hidden = len(pane.rows) - len(shown)
+        title = pane.title + (f", {hidden} not shown" if hidden else "")
+        lines.append(_title(f"{pane.number} {title}", columns))
+        if pane.rows and pane.heading and lot:
+            lines.append(_cut([(text, "dim") for text, _ in pane.heading], columns))
+        for row in shown:
+            line = _cut(row.line, columns)
+            if row.target is not None:
+                targets.append(row.target)
+                if row.target == wishes.cursor:
+                    line = [(as_text(line).ljust(columns), "reverse")]
+            lines.append(line)
+    return lines
+
+
+def shared_out(wants: Sequence[int], room: int) -> list[int]:
+    """Return how many of `room` lines each gets that wants so many: small wishes in full, the rest in equal parts."""
+    given, left = [0] * len(wants), max(room, 0)
+    while left and (open_ := [at for at, want in enumerate(wants) if given[at] < want]):
+        for at in open_[:left]:
+            given[at] += 1
+            left -= 1
+    return given
+
+
+def _filtered(pane: _Pane, wanted: str) -> _Pane:
+    """Return the pane with the rows that match the filter; of the fleet, the workers were chosen before."""
+    if not wanted.strip("!"):
+        return pane
+    rows = pane.rows if pane.number == FLEET else [row for row in pane.rows if _matches(as_text(row.line), wanted)]
+    how = f"without {wanted[1:]}" if wanted.startswith("!") else f"with {wanted}"
+    return pane._replace(rows=rows, title=f"{pane.title}; {how}: {len(rows)}" if pane.number != FLEET else pane.title)
+
+
+def _matches(text: str, wanted: str) -> bool:
+    """Return whether the text has what is wanted, whatever its case; with `!` before it, whether it has it not."""
+    inverse, word = wanted.startswith("!"), wanted.removeprefix("!").lower()
+    return not word or (word in text.lower()) is not inverse
+
+
+def _about(worker: WorkerCells) -> str:
+    return f"{worker.worker} {worker.state} {worker.model} {worker.cells}"
+
+
+def _title(text: str, columns: int) -> Line:
+    return [(f"─ {text} ".ljust(columns, "─")[:columns], "bold")]
+
+
+def _beside(left: list[Line], right: list[Line], width: int) -> list[Line]:
+    """Return two columns of lines as one; `width` is that of the left one."""
+    lines = []
+    for at in range(max(len(left), len(right))):
+        first = left[at] if at < len(left) else []
+        fill = width - sum(len(text) for text, _ in first)
+        lines.append([*first, (" " * fill + " │ ", "dim"), *(right[at] if at < len(right) else [])])
+    return lines
+
+
+def _cut(line: Line, columns: int) -> Line:
+    found: Line = []
+    left = columns
+    for text, style in line:
+        if len(text) > left:
+            found.append((text[: max(left - 1, 0)] + ("…" if left else ""), style))
+            break
+        found.append((text, style))
+        left -= len(text)
+    return found
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[tuple[Sequence[Any], str, Target | None]], numbers: Collection[str]
+) -> tuple[Line, list[_Row]]:
+    """Return header and rows in columns as wide as their cells; the last one is cut by who draws it. A row has its
+    cells, its style and its job."""
+    texts = [["-" if cell in (None, "") else in_one_line(str(cell)) for cell in cells] for cells, _, _ in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        last = len(cells) - 1
+        return _GAP.join(
+            cell if at == last else cell.rjust(width) if name in numbers else cell.ljust(width)
+            for at, (cell, width, name) in enumerate(zip(cells, widths, header, strict=True))
+        ).rstrip()
+
+    found = [_Row([(line(cells), style)], target) for cells, (_, style, target) in zip(texts, rows, strict=True)]
+    return [(line(header), "dim")], found
+
+
+def _middle(text: str, width: int) -> str:
+    """Return the text without its middle, if it is longer than `width`."""
+    return text if len(text) <= width else f"{text[: width - width // 2 - 1]}…{text[-(width // 2) :]}"
+
+
+def _wrong(view: View, columns: int) -> _Pane:
+    def line(trouble: Trouble) -> Line:
+        style = "red" if trouble.grave else "yellow"
+        return [(f"{trouble.where}", style), (f"{_GAP}{in_one_line(trouble.what)}", "")]
+
+    rows = [_Row(line(trouble)) for trouble in view.troubles]
+    grave = sum(trouble.grave for trouble in view.troubles)
+    nothing = "nothing" if view.sees_fleet else UNSEEN
+    title = f"wrong: {len(rows) or nothing}" + (f", {grave} of them keep jobs from running" if grave else "")
+    return _Pane(WRONG, title, [], rows)
+
+
+def _waits(view: View, columns: int) -> _Pane:
+    def cells(row: Waiting) -> list[Any]:
+        why = ": ".join(filter(None, (row.reason, row.because or row.means))) or "not asked yet"
+        starts = "-" if row.starts_ms is None else f"~{age(row.starts_ms)}" if row.starts_ms else "now"
+        oldest = (">" if row.more else "") + age(row.oldest_ms)
+        return [row.tenant, row.jobs, oldest, _middle(row.job, 16), row.asks, starts, why]
+
+    rows = [(cells(row), "", (row.tenant, row.job)) for row in view.waiting]
+    header = ("TENANT", "JOBS", "OLDEST", "JOB", "ASKS", "STARTS", "WHY THE OLDEST WAITS")
+    heading, found = _table(header, rows, ("JOBS", "OLDEST", "STARTS"))
+    jobs = sum(row.jobs for row in view.waiting)
+    if rows:
+        title = f"waits: {many(jobs, 'job')} of {many(len(rows), 'tenant')}"
+    elif view.queued:
+        title = f"waits: {many(view.queued, 'replica')}, of jobs that have begun or are not listed"
+    else:
+        title = "waits: nobody"
+    return _Pane(WAITS, title, heading, found)
+
+
+def _idle(view: View, columns: int) -> _Pane:
+    def cells(row: Idle) -> list[Any]:
+        use = f"{row.least}-{row.most}" if row.least != row.most else f"{row.most}"
+        who = [row.tenant, _middle(row.job, 16)] if row.job else ["-", "-"]
+        return [*who, row.gpu, use, age(row.for_ms) if row.for_ms >= 1000 else "now", row.worker]
+
+    rows = [(cells(row), "", (row.tenant, row.job) if row.job else None) for row in view.idle]
+    heading, found = _table(("TENANT", "JOB", "GPUS", "USE %", "SEEN FOR", "WORKER"), rows, ("USE %", "SEEN FOR"))
+    title = f"holds GPUs and does not use all of them: {len(rows) or 'nobody, as far as use is read'}"
+    return _Pane(IDLE, title, heading, found)
+
+
+def _fleet(view: View, columns: int) -> _Pane:
+    """Return the workers: one a line where there is room for the words, several a line where there are many."""
+    name = _named if len(view.workers) <= NAMED_MAX else _marked
+    shown = [(worker, name(worker), _cells_of(worker)) for worker in view.workers]
+    name_width = max((len(called) for _, called, _ in shown), default=0)
+    width = name_width + 1 + max((len(cells) for _, _, cells in shown), default=0) + len(_GAP)
+    across = max((columns + len(_GAP)) // width, 1)
+    down = -(-len(shown) // across)
+    if down > IN_ORDER_MAX:  # they will hardly all have room: those with a trouble first, and read from left to right
+        shown.sort(key=lambda each: each[0].state == "up" and not _ODD.intersection(each[0].cells))
+        rows_of = [shown[at : at + across] for at in range(0, len(shown), across)]
+    else:
+        rows_of = [shown[at::down] for at in range(down)]
+    rows = []
+    for several in rows_of:
+        line: Line = []
+        for worker, called, cells in several:
+            line += [(called.ljust(name_width), _style_of(worker)), (" " + cells.ljust(width - name_width - 1), "")]
+        rows.append(_Row(line))
+    no_worker = "no worker" if view.sees_fleet else UNSEEN
+    title = f"fleet: {many(len(shown), 'worker') if shown else no_worker}" + (
+        ", all simulated" if view.simulated == "all" else ""
+    )
+    return _Pane(FLEET, title, [], rows)
+
+
+def _named(worker: WorkerCells) -> str:
+    return worker.worker if worker.state == "up" else f"{worker.worker} {worker.state}"
+
+
+def _marked(worker: WorkerCells) -> str:
+    """Return the name with a sign for the state instead of the word, which would widen the whole column."""
+    return worker.worker + MARKS.get(worker.state, "/")
+
+
+def _style_of(worker: WorkerCells) -> str:
+    return {"up": "", "left": "dim", "lost": "red", "starts-fail": "red"}.get(worker.state, "yellow")
+
+
+def _cells_of(worker: WorkerCells) -> str:
+    """Return the signs, where a GPU with one job has its use instead: eight heights, `_` for none."""
+    return "".join(
+        sign if sign != LEASED or use is None else UNUSED if not use else _BLOCKS[min(use * 8 // 101, 7)]
+        for sign, use in zip(worker.cells, worker.use, strict=True)
+    )
+
+
+def _jobs(view: View, columns: int) -> _Pane:
+    def use(row: dict[str, Any]) -> str:
+        used = row.get("use")
+        if not used:
+            return ""
+        least, most = used["percent_min"], used["percent_max"]
+        return f"{most}%" if least == most else f"{least}-{most}%"
+
+    rows = [
+        (
+            [
+                row["tenant"],
+                _middle(row["job"], 20),
+                row["state"],
+                row["gpu"],
+                age(row["age_ms"]),
+                use(row),
+                row["worker"] + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else ""),
+            ],
+            "yellow" if row["state"] == QUEUED else "",
+            (row["tenant"], row["job"]),
+        )
+        for row in view.jobs
+    ]
+    heading, found = _table(("TENANT", "JOB", "STATE", "GPUS", "AGE", "USE", "WORKER"), rows, ("AGE", "USE"))
+    return _Pane(JOBS, f"jobs: {len(rows)}, those that wait first" if rows else "jobs: none", heading, found)
+
+
+_MAKE: Final[dict[int, Callable[[View, int], _Pane]]] = {
+    WRONG: _wrong,
+    WAITS: _waits,
+    IDLE: _idle,
+    FLEET: _fleet,
+    JOBS: _jobs,
+}

@@ -1,0 +1,77 @@
+"""One job in full, as the live screen opens it: its story, why it waits and what would help, its use, its output."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from moorage.cli.framework.render import table
+from moorage.cli.jobs.explain import explained_rows, fix_lines
+from moorage.cli.jobs.show_ls_cancel import job_words
+from moorage.cli.jobs.use import use_rows, use_table
+from moorage.client.errors import NotPermitted
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.job import TERMINAL
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: lines of output that are shown
+TAIL: Final = 20
+
+
+class _Paper(io.TextIOWrapper):
+    """Stands for the terminal where a stream is asked what it can show: the live screen has taken stdout."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+async def job_text(client: AsyncClient, tenant: str, job: str, *, ascii: bool) -> str:
+    """Return the job as text, with the color codes of the terminal. Raises `NotFound`, `NoScheduler`."""
+    shown = (await client._wire.answer("show", {"job": job}, tenant)).data
+    why = (await client._wire.answer("explain", {"job": job}, tenant)).data
+    parts = [f"{job} of {tenant}: {shown['state']}", *_why(why), job_words(shown)]
+    if shown["state"] not in TERMINAL:
+        parts += await _use(client, tenant, job, _Paper(io.BytesIO(), encoding="ascii" if ascii else "utf-8"))
+    return "\n\n".join([*parts, "\n".join(await _tail(client, tenant, job, shown))])
+
+
+def _why(data: dict[str, Any]) -> list[str]:
+    """Return why it waits and what would help; nothing of a job that does not wait."""
+    if "reason" not in data:
+        return ["\n".join(fix_lines(data))] if data["state"] in TERMINAL and data["state"] != "SUCCEEDED" else []
+    rows = [(name, value) for name, value in explained_rows(data) if value]
+    return ["\n".join([table(["WAITS", ""], rows, wraps=True, stream=sys.stdout), *fix_lines(data)])]
+
+
+async def _use(client: AsyncClient, tenant: str, job: str, paper: TextIO) -> list[str]:
+    try:
+        rows = await use_rows(client, job, None, tenant)
+    except MoorageError:  # it does not run, its worker does not answer, or this key may not ask
+        return []
+    return [use_table(rows, paper)] if rows else []
+
+
+async def _tail(client: AsyncClient, tenant: str, job: str, shown: dict[str, Any]) -> list[str]:
+    """Return the last lines of the output, in the order in which they came to each worker."""
+    from moorage.client.output import Joiner, newest_attempts
+
+    async def read(verb: str, arguments: Any) -> dict[str, Any]:
+        data: dict[str, Any] = (await client._wire.answer(verb, arguments, tenant)).data
+        return data
+
+    joiner, text = Joiner(read, job, TAIL), deque[str](maxlen=4 * TAIL)
+    try:
+        async for piece in joiner.kept_of(newest_attempts(shown), None, None):
+            text.append(piece.text)
+    except NotPermitted:
+        return [f"output is the tenant's: moorage logs {job} --tenant {tenant}, with its key"]
+    except MoorageError as error:
+        return [f"no output: {error.problem.message}"]
+    lines = "".join(text).splitlines()[-TAIL:]
+    if not lines and joiner.trouble is not None:
+        return [f"no output: {joiner.trouble.problem.message}"]
+    return ["its last output:", *lines] if lines else ["it has written nothing so far"]

@@ -1,0 +1,162 @@
+"""`moorage top`: what is drawn, and one picture of a real node; the live screen is in `test_top_app.py`."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from msgspec import structs
+
+from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
+from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
+from tests.cli.node import Node, moorage
+from tests.waiting import until
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def a_view(workers: int = 16, troubles: int = 3, tenants: int = 4, idle: int = 3) -> View:
+    rows = [
+        {"tenant": f"t{at}", "job": f"job-{at}", "state": "QUEUED", "gpu": "8xH100", "age_ms": 60_000, "worker": ""}
+        for at in range(tenants)
+    ]
+    return View(
+        at_ms=1_700_000_000_000,
+        leader="s1",
+        epoch=7,
+        heard_ms_ago=100,
+        simulated="all",
+        queued=9,
+        running=5,
+        counts=Counts(gpus=8 * workers, free=20, leased=100, sick=1),
+        use=71,
+        troubles=[Trouble(f"n{at:02} GPU 3", "xid: Xid 79, since 4m", grave=not at) for at in range(troubles)],
+        fits=[Fit(H100, 64, 5, 4), Fit("NVIDIA L40S", 64, 0, 0)],
+        waiting=[
+            Waiting(
+                f"t{at}", 3, f"job-{at}", "8xH100", 60_000, reason="busy", because="8 more on one host", starts_ms=4_000
+            )
+            for at in range(tenants)
+        ],
+        idle=[Idle(f"t{at}", f"idle-{at}", "n01", "2xH100", 720_000, 0, 0) for at in range(idle)],
+        workers=[
+            WorkerCells(f"n{at:02}", "up", True, H100, "###2··!#", [0, 50, 100, 9, 0, 0, None, None])
+            for at in range(workers)
+        ],
+        jobs=rows,
+        unseen=[],
+    )
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return [as_text(line) for line in lines]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 50), (60, 16), (200, 24)])
+@pytest.mark.parametrize("size", [0, 1, 16, 125])
+def test_a_picture_is_never_wider_or_higher_than_the_terminal(columns: int, rows: int, size: int) -> None:
+    view = a_view(size, size, size, size)
+    lines = texts(draw(view, columns, rows, Wishes(frozenset(range(1, 6)), live=True)).lines)
+    assert len(lines) == rows
+    assert max(map(len, lines)) <= columns
+
+
+def test_eighty_by_twenty_four_answers_the_four_questions_without_a_key() -> None:
+    text = "\n".join(texts(draw(a_view(), 80, 24, Wishes()).lines))
+    assert "sim: all GPUs are simulated" in text
+    assert "wrong: n00 GPU 3 xid: Xid 79, since 4m  (+2 more)" in text
+    assert "4xH100 (5 of 64 free)  no L40S (0 of 64 free)" in text
+    assert "t0         3      1m  job-0  8xH100     ~4s  busy: 8 more on one host" in text
+    assert "t0      idle-0  2xH100      0       12m  n01" in text
+    assert "n00 _▄█2··!#" in text
+
+
+def test_what_has_no_room_is_counted_and_each_part_keeps_some_of_it() -> None:
+    lines = texts(draw(a_view(125, 40, 40, 40), 80, 24, Wishes()).lines)
+    assert any(line.startswith("─ 1 wrong: 40, 1 of them keep jobs from running, 36 not shown") for line in lines)
+    assert sum("8 more on one host" in line for line in lines) >= 2
+    assert shared_out([1, 9, 9], 9) == [1, 4, 4]
+    assert shared_out([1, 1], 9) == [1, 1]
+
+
+def test_of_many_workers_those_with_a_trouble_have_room_first() -> None:
+    view = a_view(125, 0, 0, 0)
+    well = [structs.replace(worker, cells="···", use=[None] * 3) for worker in view.workers]
+    well[99] = structs.replace(well[99], state="draining")
+    well[120] = structs.replace(well[120], cells="·!·")
+    lines = texts(draw(structs.replace(view, workers=well), 80, 24, Wishes()).lines)
+    (first,) = [line for line in lines if "n99" in line]
+    assert first.startswith("n99/")
+    assert "·!·" in first
+    few = structs.replace(view, workers=well[90:100])
+    assert any("n99 draining ···" in line for line in texts(draw(few, 80, 24, Wishes()).lines))
+
+
+def test_ascii_has_no_other_sign_and_a_filter_leaves_the_rows_that_match() -> None:
+    lines = texts(draw(a_view(), 80, 24, Wishes(ascii=True)).lines)
+    assert all(line.isascii() for line in lines)
+    assert any("n00 _##2..!#" in line for line in lines)
+    drawn = draw(a_view(), 80, 24, Wishes(AT_FIRST, "T1"))
+    assert drawn.targets == [("t1", "job-1"), ("t1", "idle-1")]
+    without = draw(a_view(), 80, 24, Wishes({WAITS}, "!t1"))
+    assert without.targets == [("t0", "job-0"), ("t2", "job-2"), ("t3", "job-3")]
+    (line,) = [line for line in texts(draw(a_view(), 80, 24, Wishes(AT_FIRST, "n07")).lines) if "!#" in line]
+    assert line.startswith("n07 ")
+
+
+def test_a_larger_terminal_shows_more_and_the_cursor_is_on_one_job() -> None:
+    assert JOBS not in panes_at_first(80, 24)
+    assert JOBS in panes_at_first(160, 50)
+    drawn = draw(a_view(), 160, 50, Wishes(panes_at_first(160, 50), cursor=("t2", "job-2")))
+    assert drawn.targets.count(("t2", "job-2")) == 1
+    marked = [text for line in drawn.lines for text, style in line if style == "reverse"]
+    assert len(marked) == 2, "in the part of who waits, and in the list of jobs"
+    assert all("job-2" in text for text in marked)
+
+
+async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) -> None:
+    for name in ("one", "two", "three"):
+        await node.run("submit", "--gpu", "4xH100", "--job", name, "--", "sleep", "600", tenant=unique)
+
+    async def waits() -> bool:
+        frame = (await node.run("top", "--json")).frame
+        rows = {row["tenant"]: row for row in frame["waiting"]}
+        return unique in rows and "reason" in rows[unique]
+
+    await until(waits, deadline_s=60, what="the third job waits and is explained")
+    ran = await node.run("top", "--once")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("moorage  sim: all GPUs are simulated  leader ")
+    assert any(line.startswith("fits now") and "H100" in line for line in lines)
+    assert any(line.startswith(unique[:12]) and "busy" in line for line in lines), ran.out
+    frame = (await node.run("top", "--json")).frame
+    assert frame["simulated"] == "all"
+    assert frame["counts"]["gpus"] == 8
+    assert {row["worker"] for row in frame["workers"]} >= {"sim-0000", "sim-0001"}
+    none = await node.run("top", "--once", "--filter", "no-such-thing")
+    assert "with no-such-thing: 0" in none.out
+    await node.run("cancel", "one,two,three", tenant=unique)
+
+
+async def test_without_a_terminal_or_a_scheduler_it_says_what_to_do(node: Node, nats_url: str) -> None:
+    ran = await node.run("top")
+    assert ran.code == 1
+    assert "fix: print one picture: moorage top --once" in ran.err
+    away = await moorage("top", "--once", "--nats", nats_url, "--timeout", "500ms")
+    assert away.code == 5
+    assert "no-scheduler" in away.err
+
+
+def test_without_the_package_it_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moorage.cli.top import verb
+
+    monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.setattr(verb, "is_live", lambda _: True)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert verb.top() == 1
+    assert "fix: pip install 'moorage[top]'" in capsys.readouterr().err
