@@ -38,12 +38,9 @@ from moorage.ranking.prices import Prices
 from moorage.ranking.table import HostTable, Ints
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.schedule import reserve, runtime
-from moorage.scheduler.core.schedule.reserve import Claims
+from moorage.scheduler.core.schedule import plan, runtime
 from moorage.testing.simulate.openb import pod_lists
 from moorage.testing.simulate.philly import CLUSTERS
-
-NEVER: Final = 1 << 50
 
 #: switches a part off until the stack is left
 Off = Callable[[ExitStack], object]
@@ -69,9 +66,8 @@ RANKING: Final[dict[str, Off]] = {
 #: and those of reservations
 QUEUEING: Final[dict[str, Off]] = {
     "siblings": _off(runtime, "SIBLINGS_MS", -1),
-    "moves": _off(reserve, "MOVE_MS_A_HOST", NEVER),
-    "whole-hosts-first": _off(reserve, "fills_hosts", lambda fleet, shape: True),
-    "many-hosts-later": _off(Claims, "due_ms", lambda self, claim, now_ms, waits: now_ms),
+    "whole-hosts-first": _off(plan, "fills_hosts", lambda fleet, shape: True),
+    "many-hosts-later": _off(plan, "_due_ms", lambda known, draft, claim: draft.time_ms),
 }
 
 Job = tuple[str, int, tuple[str, ...]]

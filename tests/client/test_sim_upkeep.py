@@ -149,7 +149,7 @@ SCENARIOS: Final[Mapping[str, tuple[Scenario, str, int, dict[str, Any]]]] = {
     "drain": (is_drained, "2x2xH100", BEAT_MS, {}),
     "ageing": (ages, "1x2xH100", 10, {"config": Config(ageing=60.0)}),
     "preemption": (preempts, "1x2xH100", BEAT_MS, {"config": Config(preempt_priority=80)}),
-    "late": (waits_in_the_queue, "1x2xH100", 200, {"delay_ms": (1, 40)}),
+    "late": (waits_in_the_queue, "1x2xH100", 300, {"delay_ms": (1, 40)}),
 }
 
 

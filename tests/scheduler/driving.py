@@ -193,7 +193,7 @@ class Driving:
     def check_reservation(self) -> None:
         """Hosts are reserved only for a job that may start, and for one that was placed in this very record."""
         engine = self.engine
-        held = engine.planner.reserving.reservation
+        held = engine.planner.verdicts.reservation
         if (
             held is None
             or not engine.may_place(self.now, self.now)
@@ -202,6 +202,8 @@ class Driving:
             return
         job = self.state.jobs[held.num]
         tenant = self.state.tenants[job.tenant]
+        if engine.shape_of(job) is not held.shape:
+            return  # by what this very record did; the next pass drops it
         states = {STATES[replica.state] for replica in job.replicas}
         assert states & {"QUEUED", "PLACED"}, f"hosts are reserved for {job.name}, which is {states}"
         assert job.hold is None, f"hosts are reserved for {job.name}, which is on hold"

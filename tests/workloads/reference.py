@@ -23,8 +23,10 @@ LEVELS: Final = ("advisory", "guarded", "hard")
 MODES: Final = ("", "exclusive", "mps", "time-slice")
 #: how long a job without a time limit must be able to run before a drain, see `lifecycle.windows`
 SETTLE_MS: Final = 600_000
-#: of a tenant's jobs that ask for the same, so many are tried beside a reservation
+#: of a tenant's jobs that ask for the same, so many are tried beside a reservation: half of them the first ones
 TRIED_MAX: Final = 64
+#: by how much later a reservation may be expected to start since the last record, 2 s ago, by what outlives all known
+UNNOTICED_MS: Final = 5_000
 #: how often the reservation is looked at
 LOOK_MS: Final = 2_000
 ON_THE_WAY: Final = ("PLACED", "CLAIMED", "ENDING", "CANCELLING")
@@ -440,7 +442,7 @@ def reserved(world: World, who: Waiting, *, for_good: bool = True) -> set[int]:
 
     Also none where it takes the reservation over once nothing else keeps it waiting, unless `for_good` is False.
     """
-    held = world.drive.engine.planner.reserving.reservation
+    held = world.drive.engine.planner.verdicts.reservation
     if held is None or _void(world):
         return set()
     owner = as_waiting(world.drive.state.jobs[held.item >> 10], held.item & 1023)
@@ -469,29 +471,23 @@ def _takes_over(world: World, who: Waiting, owner: Waiting) -> bool:
 
 
 def surely_ends(world: World, who: Waiting) -> bool:
-    """Whether it surely ends before the reservation is expected to start, also as long ago as it was looked at."""
-    held, state = world.drive.engine.planner.reserving.reservation, world.drive.state
+    """Whether it surely ends before the reservation is expected to start, also when that was last planned."""
+    held, state = world.drive.engine.planner.verdicts.reservation, world.drive.state
     longest_ms = world.ran.longest_ms(state, who)
-    if held is None or held.start_ms is None or longest_ms is None:
+    if held is None or longest_ms is None:
         return False
-    within_ms = held.start_ms - state.time_ms
-    return longest_ms + unnoticed_ms(within_ms) <= within_ms
+    return longest_ms + UNNOTICED_MS <= held.start_ms - state.time_ms
 
 
 def is_tried(who: Waiting, every: list[Waiting]) -> bool:
-    """Whether it is one of the first of its tenant's that ask for the same: no more are tried beside a reservation."""
+    """Whether it is tried beside a reservation in each plan; of a crowd those behind the first have turns."""
     before = [other for other in every if other.job.tenant == who.job.tenant and alike(other, who)]
-    return who in before[:TRIED_MAX]
-
-
-def unnoticed_ms(within_ms: int) -> int:
-    """By how much later the reservation may be expected to start before those that wait for it are asked again."""
-    return max(5_000, within_ms // 8)
+    return len(before) <= TRIED_MAX or who in before[: TRIED_MAX // 2]
 
 
 def _void(world: World) -> str:
     """Why the reservation should not stand; empty where it may."""
-    held, state = world.drive.engine.planner.reserving.reservation, world.drive.state
+    held, state = world.drive.engine.planner.verdicts.reservation, world.drive.state
     if held is None:
         return ""
     job = state.jobs.get(held.item >> 10)

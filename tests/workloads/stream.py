@@ -181,7 +181,7 @@ class Stream(World):
 
     def _confirm_reservation(self) -> None:
         """The hosts of a new reservation hold its job, once all but services have left them."""
-        held = self.drive.engine.planner.reserving.reservation
+        held = self.drive.engine.planner.verdicts.reservation
         if held is None or (held.item, held.hosts) == self.reserved:
             return
         self.reserved = held.item, held.hosts

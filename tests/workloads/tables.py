@@ -34,7 +34,6 @@ BOUNDS: Final = {
     ("lifecycle.admission", "MATCHED_MAX"): 32,
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
     ("lifecycle.timers", "TIMERS_SPARE"): 16,
-    ("schedule.reserve", "FIRST_MAX"): 16,
     ("schedule.runtime", "GROUPS_MAX"): 32,
     ("queue.waited", "TENANTS_MAX"): 2,
     ("schedule.victims", "COMPARED_MAX"): 3,

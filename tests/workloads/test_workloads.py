@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.turns import seeds
+from tests.workloads import new_leader
 from tests.workloads.__main__ import failure, made, shrink
 from tests.workloads.many import Passed
 from tests.workloads.plan import Step
@@ -26,8 +27,9 @@ STREAM_OFTEN, STREAM_MORE = 4, 40
 RESERVING_OFTEN, RESERVING_MORE = 10, 80
 #: cases that showed what was wrong: a short job in the record that makes the reservation, run times learned later, a
 #: refused job that held up others, a crowd before a short job, the hosts of a lower priority, and
-#: a refused job that leaves its queue group, and GPUs without a known end under a limit
-FOUND = [400_755, 400_428, 400_604, 400_094, 400_326, 400_332, 400_724, 400_544, 403_200]
+#: a refused job that leaves its queue group, GPUs without a known end under a limit, and (two) a new leader that took
+#: the runs of one shape for those of another
+FOUND = [400_755, 400_428, 400_604, 400_094, 400_326, 400_332, 400_724, 400_544, 403_200, 450_078, 450_180]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,27 @@ def test_a_job_that_the_queue_has_lost_is_seen_by_the_reference() -> None:
     found = failure(plan, world=Forgetting(plan))
     assert found.startswith("t/b/0 waits, and could start (1xany)"), found
     assert "t/b/0 waits (and could start), and a new leader starts it" in found
+
+
+def test_a_new_leader_knows_of_the_same_runs_whatever_numbers_the_shapes_have() -> None:
+    """The old one met other shapes first, of which nothing is left in the state."""
+    world = World(made(0)._replace(settings={"ended_max": 0}))
+    drive, run = world.drive, {"driver": "noop", "argv": ["a"]}
+    worker = drive.worker("w0", 4)
+    for count in (4, 2, 1):
+        drive.submit(f"j{count}", gpu={"count": count}, run=run)
+        drive.settle()
+        drive.pass_time(10_000 * count)
+        worker.finish(next(iter(worker.held)), 0)
+        drive.settle()
+    drive.submit("now", gpu={"count": 1}, run=run)
+    drive.settle()
+    new, now_ms = new_leader._lead(world), drive.state.time_ms
+    old_ends, new_ends = (
+        [one.engine.estimates.end_ms(member, now_ms) for member in one.state.members()] for one in (drive, new)
+    )
+    assert new_ends == old_ends
+    assert now_ms < (old_ends[0] or 0) <= now_ms + 10_100, "of its own shape, not of all"
 
 
 def test_a_failing_case_is_shrunk_to_the_steps_that_matter() -> None:

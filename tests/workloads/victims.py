@@ -118,7 +118,7 @@ def _ends_now(world: World, member: Member) -> bool:
 
 def reserved_for_others(world: World, who: Waiting) -> set[int]:
     """The hosts that a reservation closes to a job that may end others."""
-    held = world.drive.engine.planner.reserving.reservation
+    held = world.drive.engine.planner.verdicts.reservation
     if held is None or held.item >> 10 == who.job.num:
         return set()
     return set(held.hosts)

@@ -181,11 +181,28 @@ def test_the_newest_device_that_failed_is_never_the_one_forgotten() -> None:
 def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:
     drive = failed_under()
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     drive.submit("other", gpu={})
     drive.settle()
     assert slots_of(drive, "other") == ("w0", 1)
     assert drive.job("j").state == "QUEUED"
+
+
+def test_a_host_that_a_job_may_not_have_whole_is_not_reserved_for_it_though_it_is_free() -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, gpus=2)
+    drive.submit("j", gpu={"count": 2})
+    drive.submit("long", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 3_600})
+    drive.settle()
+    (failed,) = drive.placed_on("j")
+    say(drive, failed, FAILED)
+    drive.settle()
+    say(drive, failed)
+    drive.pass_time(PATIENCE_MS + 10_000)
+    held = drive.engine.planner.verdicts.reservation
+    assert held is not None
+    assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("long")
 
 
 def test_nobody_ends_for_a_job_that_may_not_have_the_device() -> None:
@@ -250,7 +267,7 @@ def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may
     drive.settle()
     say(drive, "w0")
     drive.pass_time(PATIENCE_MS + 3_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.operate("release", "w0", slots=[failed])
     drive.settle()
     assert drive.states("j") == ["RUNNING"]

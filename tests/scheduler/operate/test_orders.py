@@ -200,10 +200,10 @@ def test_a_reservation_is_given_up_for_who_is_held(drive: Driving) -> None:
     drive.settle()
     drive.submit("big", gpu={"count": 2})
     drive.pass_time(35_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.order("hold", job="big")
     drive.submit("next", gpu={})
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     assert drive.states("next") == ["PLACED"]
 
 
@@ -522,7 +522,7 @@ def test_nothing_is_reserved_for_who_waits_for_a_limit(drive: Driving) -> None:
     drive.submit("two", gpu={"count": 2})
     drive.settle()
     drive.pass_time(40_000)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     drive.submit("other", tenant="u", gpu={"count": 3})
     assert drive.states("other", "u") == ["PLACED"]
 

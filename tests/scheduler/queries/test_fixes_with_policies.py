@@ -335,7 +335,7 @@ def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get(next_in_lin
         drive.submit("next", tenant="u", gpu={"count": 3})
     drive.pass_time(PATIENCE_MS + 2_000)
     drive.submit("late", tenant="u", gpu={"count": 4})  # who has a reservation has just been looked at
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     fixes = [fix["request"] for fix in drive.fixes("first")]
     assert fixes == ([] if next_in_line else [{"gpu": {"count": 2}}])
     drive.cancel("first")

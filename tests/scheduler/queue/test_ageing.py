@@ -154,12 +154,12 @@ def test_of_an_aged_gang_hosts_are_reserved_before_those_of_higher_ones() -> Non
     drive.submit("gang", gpu={"count": 2, "scheduling": "gang"}, replicas=2, priority=30)
     drive.pass_time(PATIENCE_MS, step=5_000)
     drive.submit("wide", gpu={"count": 2}, priority=70)
-    drive.engine.planner.reserving.reservation = None
+    drive.engine.planner.verdicts.reservation = None
     drive.pass_time(10 * MINUTE, step=MINUTE)
     drive.cancel("wide")
     drive.submit("wide2", gpu={"count": 2}, priority=70)
     drive.pass_time(10 * MINUTE, step=5_000)  # the gang is first late, and takes the whole fleet: half as long again
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert held.num == drive.job("gang").num
 

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from moorage.scheduler.core.fleet.shape import Shape, shape_key
-from moorage.scheduler.core.queue.order import by_priority
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED
@@ -24,7 +23,7 @@ def backfilled() -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     worker.auto = False
     drive.submit("long", gpu={"count": 2})
     drive.submit("short", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 60, "grace_s": 1})
@@ -151,8 +150,7 @@ class Model:
         assert found == self.standing
         assert len(self.queue) == len(self.standing)
         assert self.queue.is_empty == (not self.standing)
-        ready = self.queue.ready(by_priority, 1, lambda line: False)
-        assert {line.entries[0] for _, _, line in ready} == {first for _, first, _ in ready}
+        assert self.queue.waiting() == list(self.queue.groups.values())
         assert all(line.entries for line in self.queue.groups.values())
 
 

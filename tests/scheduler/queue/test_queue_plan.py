@@ -97,8 +97,8 @@ def test_queue_keeps_order_and_counts() -> None:
         queue.add(priority, one, entry(number, 0), "t")
     queue.add(50, two, entry(1, 1023), "t")
     assert len(queue) == 5
-    ready = queue.ready(by_priority, 0, lambda line: False)
-    assert ready[0][:2] == ((1, -90, 0), entry(9, 0))
+    first = min(queue.waiting(), key=by_priority)
+    assert (first.priority, list(first.entries)) == (90, [entry(9, 0)])
     assert queue.position(50, entry(4, 0)) == 3
     assert queue.position(90, entry(9, 0)) == 0
     assert entry(1, 1023) < entry(2, 0)
@@ -307,7 +307,7 @@ def test_promise_11_the_biggest_starts_under_an_endless_stream(asks: dict[str, A
     for _ in range(6):
         stream.step()
     assert drive.engine.state.transitions > before, "the hosts are open again"
-    assert drive.engine.planner.reserving.reservation is None or drive.states("big")[0] != "QUEUED"
+    assert drive.engine.planner.verdicts.reservation is None or drive.states("big")[0] != "QUEUED"
 
 
 def test_several_big_ones_start_one_after_the_other() -> None:
@@ -347,7 +347,7 @@ def test_an_elder_of_the_same_line_does_not_wedge_the_reservation() -> None:
     drive.settle()
     drive.submit("younger", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.run_out("w0", code=1)
     assert drive.states("younger") == ["RUNNING"]  # the elder pauses for a second
     drive.pass_time(3_000)
@@ -370,7 +370,7 @@ def test_a_retry_in_front_of_the_reserved_job() -> None:
     drive.settle()
     drive.submit("reserved", gpu={"count": 4})
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     worker = drive.workers["w0"]
     elder = next(key for key in worker.held if key[1] == "elder")
     worker.finish(elder, 1, freed=False)
@@ -395,10 +395,10 @@ def test_a_reservation_moves_when_its_hosts_fail_it(how: str) -> None:
     drive.submit("big", gpu={"count": 4})
     keeper = {name: next(iter(worker.held)) for name, worker in drive.workers.items()}
     for _ in range(60):
-        if drive.engine.planner.reserving.reservation is not None:
+        if drive.engine.planner.verdicts.reservation is not None:
             break
         drive.pass_time(1_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert keeper
     host = drive.engine.fleet.hosts[next(iter(held.hosts))]
@@ -431,7 +431,7 @@ def test_a_reservation_does_not_wait_for_what_is_not_ours_to_free() -> None:
     drive.renew()
     drive.submit("big", gpu={"count": 4})
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     drive.submit("small", gpu={})
     assert drive.states("small") == ["PLACED"]
 

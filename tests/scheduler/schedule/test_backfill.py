@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.schedule import reserve, runtime, soonest
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.queue.queue import REPLICA_BITS
+from moorage.scheduler.core.schedule import plan, runtime, soonest
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from tests.scheduler.driving import PATIENCE_MS, Driving
 from tests.turns import turns
@@ -27,7 +30,7 @@ def reserved(timeout_s: float | None = 600) -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     return drive
 
 
@@ -104,7 +107,7 @@ def test_a_host_with_a_service_is_reserved_for_no_job_and_idles_for_none() -> No
     drive.settle()
     drive.submit("gang", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     drive.submit("small", gpu={"count": 3}, replicas=2)
     assert drive.states("small") == ["PLACED", "PLACED"]
 
@@ -124,7 +127,7 @@ def test_processors_and_memory_are_reserved_from_when_known_ends_free_enough_of_
     drive.settle()
     drive.submit("big", gpu=gpu, resources={resource: asked})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert (held is not None) == (asked == 6_000)
     assert held is None or (held.start_ms or 0) > drive.now + 3_000_000
 
@@ -142,7 +145,7 @@ def test_processors_that_a_job_leaves_in_this_very_record_count_once() -> None:
     worker.finish(next(key for key in worker.held if key[1] == "ends"))
     drive.now += 2_000
     drive.report()
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -155,7 +158,7 @@ def test_a_shared_device_is_expected_to_be_free_once_the_last_of_its_sharers_has
     drive.settle()
     drive.submit("whole", gpu={})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert (held is not None) == known
     assert held is None or (held.start_ms or 0) > drive.now + 7_000_000
 
@@ -169,7 +172,7 @@ def test_shared_devices_are_reserved_where_the_ends_of_all_jobs_are_known() -> N
     drive.settle()
     drive.submit("big", gpu={"sharing": "mps", "share": {"compute_percent": 90}})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
 
 
 def test_hosts_with_services_do_not_hide_those_that_will_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +186,7 @@ def test_hosts_with_services_do_not_hide_those_that_will_be_free(monkeypatch: py
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
@@ -199,7 +202,7 @@ def test_a_host_whose_end_is_known_is_reserved_before_one_with_a_service() -> No
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
@@ -222,10 +225,10 @@ def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_fi
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS - 500)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     drive.offer_submit("short", gpu={"count": 4}, run=limited(60))
     drive.tick(2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     assert drive.states("short") == ["PLACED"]
 
 
@@ -243,7 +246,7 @@ def test_a_short_one_is_filled_in_behind_many_jobs_of_another_tenant_that_ask_al
         drive.offer_submit(f"short{number}", tenant="z", gpu={}, run=limited(30))
     drive.tick()
     drive.pass_time(2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     assert [drive.states(f"short{number}", "z") for number in range(5)] == [["PLACED"]] * 5
     assert drive.states("unbound0", "y") == ["QUEUED"]
 
@@ -256,7 +259,7 @@ def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert {drive.engine.fleet.hosts[num].worker.id for num in held.hosts} == {"w1", "w3"}
 
@@ -304,32 +307,34 @@ def test_the_biggest_gang_starts_when_what_ran_has_ended(limits: bool) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 6])
-def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most(
-    others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_whole_hosts_go_first_but_not_for_ever(others: int, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of jobs for whole hosts, one always waiting; with others, more shapes wait than are looked at."""
-    monkeypatch.setattr(reserve, "GROUPS_MAX", 3)
+    monkeypatch.setattr(plan, "GROUPS_MAX", 3)
+    if apart:
+        monkeypatch.setattr(plan, "PASSED_MS", 30_000)
     drive = Driving()
-    drive.worker("w0", 8)
-    drive.worker("w1", 8)
+    for number in range(4):
+        drive.worker(f"w{number}", 8)
+    drive.submit("services", gpu={"count": 8}, replicas=2)
     drive.submit("first", gpu={"count": 8}, run=limited(86_400))
     drive.submit("second", gpu={"count": 8}, run=limited(86_400))
     drive.settle()
     drive.submit("half", gpu={"count": 5})
     for number in range(others):
         drive.submit(f"other-{number}", gpu={"count": 7}, resources={"memory_mib": 1 + number})
-    for number in range(6):
-        drive.submit(f"whole-{number}", gpu={"count": 8})
     order: list[str] = []
     while "RUNNING" not in drive.states("half"):
-        drive.pass_time(PATIENCE_MS + 2_000)
-        held = drive.engine.planner.reserving.reservation
+        drive.submit(f"whole-{len(order)}", gpu={"count": 8}, run=limited(86_400))
+        drive.pass_time(PATIENCE_MS + 40_000)
+        held = drive.engine.planner.verdicts.reservation
         assert held is not None
         order.append(drive.state.jobs[held.num].name)
         (host,) = held.hosts
         drive.run_out(drive.engine.fleet.hosts[host].worker.id)
         drive.settle()
-    assert order == ["whole-0", "whole-1", "half"]
+    # after the second it has waited 180 s, and the third 40 s: more than four times as long, and there are four hosts
+    assert order == (["whole-0", "half"] if apart else ["whole-0", "whole-1", "half"])
 
 
 def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_and_the_longer_it_has_waited() -> None:
@@ -343,7 +348,7 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     for name in ("gang", "next"):
         drive.submit(name, replicas=2, gpu={"count": 8, "scheduling": "gang"})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None  # it is first at once
     assert drive.state.jobs[held.num].name == "gang"
     drive.pass_time(1_000_000)
@@ -352,15 +357,15 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     drive.settle()
     assert "RUNNING" in drive.states("gang")
     drive.pass_time(350_000)
-    assert drive.engine.planner.reserving.reservation is None  # 3/2 of a quarter of 1,000 s
+    assert drive.engine.planner.verdicts.reservation is None  # 3/2 of a quarter of 1,000 s
     drive.pass_time(40_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert drive.state.jobs[held.num].name == "next"
     assert len(held.hosts) == 2
     drive.lead()
     drive.pass_time(1_500)
-    assert drive.engine.planner.reserving.reservation is not None, "whoever leads now does not let it wait once more"
+    assert drive.engine.planner.verdicts.reservation is not None, "whoever leads now does not let it wait once more"
 
 
 def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
@@ -371,7 +376,7 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == ["w0"]
     drive.submit("short", gpu={"count": 8}, priority=90, run=limited(60))
@@ -379,33 +384,24 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     drive.run_out("w1")
     drive.settle()  # w1 is free, and whoever has the higher priority takes it for a minute
     drive.pass_time(3_000)  # at every look, in a fleet of two
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
     assert where in (["w1"], ["started"])
 
 
-def test_a_reservation_does_not_go_to_and_fro_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that outlive their estimates make each host, once it is left, look sooner than the other."""
+@pytest.mark.parametrize(("left_s", "where"), [(120, "w0"), (20, "w1")])
+def test_a_host_that_is_idle_in_part_is_left_only_for_one_that_is_free_much_sooner(left_s: int, where: str) -> None:
+    """Jobs that outlive their estimates make each host, once it is left, look sooner than the other: to and fro."""
     drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 8)
-        drive.submit(f"on-{name}", gpu={"count": 8}, run=limited(600))
-    drive.settle()
+    for name, count, seconds in (("w0", 2, 400), ("w1", 8, left_s + 32)):
+        drive.worker(name, 8, labels={"host": name})
+        drive.submit(f"on-{name}", gpu={"count": count}, run=limited(seconds), requires={"host": [name]})
+        drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
-    both = frozenset(drive.engine.fleet.hosts)
-    monkeypatch.setattr(reserve, "soonest", lambda *asked: (both - held.hosts, drive.state.time_ms))
-    been = [held.hosts]
-    for number in range(2 * reserve.MOVES_MAX):
-        drive.submit(f"more-{number}", gpu={"count": 8})
-        drive.pass_time(1_000)
-        assert drive.engine.planner.reserving.reservation is held
-        been.append(held.hosts)
-    assert held.moves == reserve.MOVES_MAX
-    assert len(set(been)) == 2
-    assert len(set(been[-reserve.MOVES_MAX // 2 :])) == 1
+    assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == [where]
 
 
 def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_for_them(
@@ -422,15 +418,68 @@ def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_fo
     drive.submit("services", tenant="v", gpu={"count": 3}, replicas=2)
     drive.settle()
     assert sorted(drive.states("services", "v")) == ["QUEUED", "RUNNING"], "one host is reserved"
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     others = frozenset(drive.engine.fleet.hosts) - held.hosts
-    monkeypatch.setattr(reserve, "soonest", lambda *asked: (others, drive.state.time_ms))  # sooner than its own
+    monkeypatch.setattr(plan, "soonest", lambda *asked: (others, drive.state.time_ms))  # sooner than its own
     drive.submit("more", gpu={"count": 8})
     drive.pass_time(2_000)
-    assert (drive.engine.planner.reserving.reservation, held.hosts) == (held, others)
+    now = drive.engine.planner.verdicts.reservation
+    assert now is not None
+    assert (now.item, now.hosts) == (held.item, others)
     drive.settle()
     assert drive.states("services", "v") == ["RUNNING", "RUNNING"]
+
+
+def test_what_was_kept_out_is_not_tried_again_while_no_plan_lets_more_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made each second all the same."""
+    drive = reserved()
+    for number in range(3):
+        drive.submit(f"long{number}", gpu={"count": 1 + number}, run=limited(7_200))
+    drive.pass_time(2_000)
+    backfilling, tried = drive.engine.planner.backfilling, list[int]()
+    surely_ends = backfilling._surely_ends
+
+    def asked(draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
+        tried.append(item >> REPLICA_BITS)
+        return surely_ends(draft, shape, item, within_ms)
+
+    monkeypatch.setattr(backfilling, "_surely_ends", asked)
+    drive.pass_time(60_000)
+    assert tried == []
+    drive.submit("another", gpu={"count": 1}, run=limited(7_200))
+    assert tried == [drive.job("long0").num, drive.job("another").num], "of a group that has one more, and no other"
+
+
+def test_the_short_ones_in_a_crowd_that_asks_alike_have_their_turn_though_nothing_changes() -> None:
+    drive = reserved()
+    for number in range(5 * runtime.DEPTH_MAX // 2):
+        drive.offer_submit(f"j{number}", gpu={}, run=limited(7_200 if number < 130 or number > 133 else 60))
+    drive.tick()
+    drive.tick()
+    changes, short = drive.engine.fleet.changes, [f"j{number}" for number in range(130, 134)]
+    assert [drive.states(name) for name in short] == [["QUEUED"]] * 4, "others have had their turn"
+    drive.tick()
+    assert drive.engine.fleet.changes == changes
+    drive.pass_time(5_000)
+    assert "QUEUED" not in [drive.states(name)[0] for name in short]
+    assert drive.states("j0") == ["QUEUED"]
+
+
+def test_what_was_kept_out_starts_within_a_second_after_it_is_learned_how_short_it_is() -> None:
+    """A run of its kind ends on another host, which has no room for it: its own hosts have not changed."""
+    drive = reserved()
+    drive.worker("w1", 2)
+    kind = {"driver": "noop", "argv": ["kind"], "grace_s": 1}
+    drive.submit("first", gpu={"count": 2}, run=kind)
+    drive.settle()
+    drive.submit("after", gpu={"count": 2}, run=limited(7_200))
+    drive.submit("alike", gpu={"count": 4}, run=kind)
+    drive.pass_time(10_000)
+    assert drive.states("alike") == ["QUEUED"]
+    drive.run_out("w1")
+    drive.pass_time(1_000)
+    assert drive.states("alike") != ["QUEUED"]
 
 
 def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
@@ -446,7 +495,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert held.start_ms is not None
     assert held.start_ms - drive.now < 20_000
@@ -456,7 +505,9 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     changes = drive.engine.fleet.changes
     drive.pass_time(40_000)  # "runs" has outlived all that is known of its kind, and may go on as long again
     assert drive.states("short") != ["QUEUED"]
-    assert drive.engine.planner.reserving.reservation is held, "and nothing else has happened"
+    now = drive.engine.planner.verdicts.reservation
+    assert now is not None
+    assert (now.item, now.hosts) == (held.item, held.hosts), "and nothing else has happened"
     assert drive.engine.fleet.changes == changes
 
 
@@ -470,7 +521,7 @@ def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_no
     drive.settle()
     drive.submit("big", tenant="v", gpu={"count": 8, "model": "H100"})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.submit("next", labels={"workload": "train"}, gpu={"model": "H100"})
     drive.pass_time(20_000)
     assert drive.states("next") == ["QUEUED"], "nobody knows how long it takes"
@@ -488,17 +539,17 @@ def test_an_overdue_job_of_higher_priority_takes_a_reservation_over_though_nothi
     drive.settle()
     drive.submit("low", gpu={"count": 8}, priority=0)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     drive.submit("high", gpu={"count": 4}, run=limited(7_200), priority=100)
     drive.submit("same", gpu={"count": 3}, priority=0)
     drive.pass_time(PATIENCE_MS - 2_000)
-    assert (drive.states("high"), drive.engine.planner.reserving.reservation) == (["QUEUED"], held)
+    assert (drive.states("high"), drive.engine.planner.verdicts.reservation) == (["QUEUED"], held)
     drive.pass_time(4_000)
     assert drive.states("high") != ["QUEUED"]
     assert drive.states("same") == ["QUEUED"]
     drive.pass_time(2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert held.num == drive.job("low").num, "it is the first again"
 
@@ -512,14 +563,16 @@ def test_a_reservation_stays_where_no_hosts_would_be_free_for_the_job_of_higher_
     drive.settle()
     drive.submit("low", gpu={"count": 8}, priority=0)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     drive.submit("high", gpu={"count": 8, "scheduling": "gang"}, replicas=2, priority=100)
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.reserving.reservation is held
+    assert drive.engine.planner.verdicts.reservation == held
 
 
-def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes() -> None:
+@pytest.mark.parametrize("after_s", [0, 550])
+def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes(after_s: int) -> None:
+    """After 563 s more is owed to b; one that came shortly before is not overdue then, so no plan is for itself."""
     drive = Driving(Config(fair_share_half_life=600))
     drive.worker("w0", 8)
     for tenant in "ab":
@@ -532,19 +585,18 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
     drive.settle()
     drive.submit("big", tenant="a", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
+    drive.pass_time(1_000 * after_s)
     drive.submit("owed", tenant="b", gpu={"count": 2}, run=limited(20_000))
-    drive.pass_time(60_000)
+    drive.pass_time(5_000)
     assert drive.states("owed", "b") == ["QUEUED"], "b has used much more of late"
-    changes, waited_s = drive.engine.fleet.changes, 0
+    waited_s = 0
     while drive.states("owed", "b") == ["QUEUED"]:
         drive.pass_time(1_000)
         waited_s += 1
-        # after 503 s more is owed to b; the next look that is due for the start of `big` alone is after 837 s
-        assert waited_s < 600, "what b has used is long forgotten, and a uses on"
-    assert drive.engine.planner.reserving.reservation is held
-    assert drive.engine.fleet.changes == changes, "nothing else has happened"
+        # the next look that is due for the start of `big` alone is after 837 s
+        assert waited_s < 565 - after_s, "what b has used is long forgotten, and a uses on"
 
 
 def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> None:
@@ -560,7 +612,7 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     drive.settle()
     drive.submit("big", gpu={"count": 8}, run=limited(60))
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert held.start_ms is not None
     assert drive.operate("drain", "w0", from_s=500, for_s=3_600)["changed"]

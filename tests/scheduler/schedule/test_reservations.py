@@ -13,7 +13,9 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.schedule.reserve import SHORT_MS, Reservation
+from moorage.scheduler.core.queries.view import View
+from moorage.scheduler.core.schedule import verdicts
+from moorage.scheduler.core.schedule.plan import SEARCHES_MAX, SHORT_MS, Answer, Known, Reservation, plan
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.soonest import soonest
 from tests.scheduler.driving import PATIENCE_MS, Driving
@@ -30,7 +32,7 @@ def reserved(**big: object) -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8}, **big)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is not None
     assert held.num == drive.job("big").num
     return drive
@@ -78,10 +80,10 @@ def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: st
         drive.settle()
         drive.submit("big", gpu={"count": 8}, deadline_s=300)
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.offer_submit("asks", tenant="u", gpu={"count": 2})
     ENDS[act](drive)  # in the same record
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     assert drive.states("asks", "u") != ["QUEUED"]
 
 
@@ -93,7 +95,7 @@ def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     if act == "hold":
         drive.order("hold", job="big")
     elif act == "priority":
@@ -101,7 +103,7 @@ def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
     else:
         drive.cancel("big")
         drive.pass_time(2_000)
-    held = drive.engine.planner.reserving.reservation
+    held = drive.engine.planner.verdicts.reservation
     assert held is None or held.priority == 80
 
 
@@ -115,7 +117,7 @@ def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     if first:
         drive.order("share", tenant="u", weight=1)
     drive.pass_time(2_000)
@@ -130,7 +132,7 @@ def test_hosts_that_are_closed_for_long_are_reserved_no_more(verb: str) -> None:
     drive.worker("w1", 4)  # none that could hold the job
     drive.operate(verb, "w0")
     drive.pass_time(SHORT_MS + 4_000)
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
     drive.submit("asks", tenant="u", gpu={"count": 2})
     assert drive.states("asks", "u") != ["QUEUED"]
 
@@ -179,7 +181,7 @@ def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: i
                 worker.finish(chance.choice(running), 0)
                 drive.settle()
         drive.pass_time(chance.choice([1, 500, 1_500]), step=1_000)
-        reservations += drive.engine.planner.reserving.reservation is not None
+        reservations += drive.engine.planner.verdicts.reservation is not None
     assert reservations, "this seed tries nothing"
 
 
@@ -193,71 +195,48 @@ def test_a_job_that_is_refused_with_its_reservation_gives_it_up_in_that_record()
         worker.finish(key)
     drive.report()
     assert drive.states("big") == ["PLACED"]
-    assert drive.engine.planner.reserving.reservation is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.report()
     assert drive.states("big") == ["QUEUED"], "it was refused"
-    assert drive.engine.planner.reserving.reservation is None
+    assert drive.engine.planner.verdicts.reservation is None
 
 
-def scans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ledger ms of each scan of the reservation from now on."""
-    holding, found = drive.engine.planner.reserving, list[int]()
-    scan = holding._scan
+def plans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ledger ms of each plan from now on."""
+    found = list[int]()
 
-    def counted(draft: Draft, held: Reservation | None) -> None:
+    def counted(known: Known, draft: Draft, last: Reservation | None) -> Answer:
         found.append(draft.time_ms)
-        scan(draft, held)
+        return plan(known, draft, last)
 
-    monkeypatch.setattr(holding, "_scan", counted)
+    monkeypatch.setattr(verdicts, "plan", counted)
     return found
 
 
-def test_a_reservation_that_no_job_waits_behind_is_not_scanned_while_nothing_happens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drive = reserved()
-    drive.pass_time(5_000)
-    found = scans(drive, monkeypatch)
-    drive.pass_time(10_000)
-    assert found == []
-    drive.submit("more", tenant="u", gpu={"count": 8})
-    drive.pass_time(10_000)
-    assert len(found) == 2, "with the record that accepts it, and with what that has changed"
-
-
-def test_hosts_that_are_reserved_for_another_job_are_scanned_in_longer_and_longer_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The expected start is asked for as often as what it is off by could matter."""
-    drive = Driving(Config())
-    drive.worker("w0", 8)
-    drive.submit("runs", gpu={"count": 4}, run={"driver": "noop", "timeout_s": 3_600})
-    drive.settle()
-    drive.submit("big", gpu={"count": 8})
-    drive.pass_time(PATIENCE_MS + 2_000)
-    drive.submit("waits", tenant="u", gpu={"count": 2})
-    drive.pass_time(3_000)
-    assert drive.states("waits", "u") == ["QUEUED"]
-    began, found = drive.now, scans(drive, monkeypatch)
-    drive.pass_time(1_500_000, step=5_000)
-    steps = [later - before for before, later in itertools.pairwise([began, *found])]
-    assert 2 <= len(found) <= 6, steps
-    assert all(step >= 60_000 for step in steps), steps
-
-
-def test_a_job_becomes_overdue_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = Driving(Config())
+def test_while_nobody_waits_too_long_and_nothing_happens_no_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving()
     drive.worker("w0", 8)
     drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     accepted = drive.job("big").accepted_ms
     drive.pass_time(3_000)
-    found = scans(drive, monkeypatch)
-    drive.pass_time(PATIENCE_MS)
-    assert drive.engine.planner.reserving.reservation is not None
+    found = plans(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS - 5_000, step=1_000)
+    assert found == []
+    drive.pass_time(PATIENCE_MS, step=100)
+    assert drive.engine.planner.verdicts.reservation is not None
     assert found[0] > accepted + PATIENCE_MS
-    assert len(found) <= 2
+    steps = [later - before for before, later in itertools.pairwise(found)]
+    assert all(1_000 <= step < 1_200 for step in steps), "a reservation that stands is planned anew each second"
+
+
+def test_only_simulated_time_goes_on_in_longer_steps_while_nothing_happens() -> None:
+    """The expected start is asked for as often as what it is off by could matter."""
+    drive = reserved()
+    drive.pass_time(3_000)
+    next_ms = View(drive.engine).next_pass_ms
+    assert 86_000_000 / 8 - 60_000 < next_ms - drive.now < 86_400_000 / 8
 
 
 def test_no_hosts_are_reserved_for_a_job_behind_one_that_waits_for_its_tenants_limit() -> None:
@@ -296,7 +275,7 @@ def test_jobs_that_no_host_could_ever_hold_cost_no_walk_over_the_fleet(monkeypat
         walks.append(drive.now)
         return frozenset(), None
 
-    monkeypatch.setattr("moorage.scheduler.core.schedule.reserve.soonest", counted)
+    monkeypatch.setattr("moorage.scheduler.core.schedule.plan.soonest", counted)
     drive.pass_time(PATIENCE_MS + 5_000)
     assert walks == []
 
@@ -330,20 +309,16 @@ def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(now_ms)
         return soonest(fleet, shape, excluded, estimates, now_ms)
 
-    monkeypatch.setattr("moorage.scheduler.core.schedule.reserve.soonest", counted)
+    monkeypatch.setattr("moorage.scheduler.core.schedule.plan.soonest", counted)
     return found
 
 
-def test_gangs_that_fit_no_usable_host_cost_a_walk_each_until_a_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gangs_that_fit_no_usable_host_cost_some_walks_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = gangs_beyond_the_usable_half(40)
     walks = walks_of(drive, monkeypatch)
     drive.pass_time(PATIENCE_MS + 10_000)
-    assert max(Counter(walks).values()) <= 8
-    assert len(walks) == 40
-    drive.pass_time(60_000)
-    assert len(walks) == 40, "nothing has changed"
+    assert 0 < max(Counter(walks).values()) <= SEARCHES_MAX
+    assert len(set(walks)) <= 11
 
 
 def test_each_gang_has_its_walk_though_the_fleet_changes_at_every_scan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,9 +327,9 @@ def test_each_gang_has_its_walk_though_the_fleet_changes_at_every_scan(monkeypat
     drive.submit("fits", replicas=3, gpu={"count": 4, "scheduling": "gang"})
     walks = walks_of(drive, monkeypatch)
     drive.pass_time(PATIENCE_MS)
-    while drive.engine.planner.reserving.reservation is None:
+    while drive.engine.planner.verdicts.reservation is None:
         drive.engine.fleet.opens()
         drive.pass_time(1_000)
         assert drive.now < 1_100_000, "it is never sought"
-    assert drive.engine.planner.reserving.reservation.num == drive.job("fits").num
+    assert drive.engine.planner.verdicts.reservation.num == drive.job("fits").num
     assert max(Counter(walks).values()) <= 8

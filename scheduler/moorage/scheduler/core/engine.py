@@ -549,7 +549,6 @@ class Engine:
                 self.sessions.health.avoids(job)
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
-            self.planner.reserving.learned.add(job.tenant)
         wanted = WantedFrames(state, self.subjects)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded, mono_ms)

@@ -153,7 +153,6 @@ class Orders:
                 self.queue.remove(priority, shape, items, job.tenant)
             else:
                 self.queue.add_all(priority, shape, items, job.tenant)
-            self.planner.reserving.forget(job.num)
         return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(row.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
@@ -217,7 +216,6 @@ class Orders:
                 self.queue.add_all(asked.priority, shape, items, job.tenant)
             draft.change_job(job).priority = asked.priority
             draft.reprioritized = True
-            self.planner.reserving.forget(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
 
     def _resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Done | Problem:
@@ -231,7 +229,6 @@ class Orders:
             self.queue.add_all(
                 priority, self.shape_of(job), self.queue.remove(priority, old, items, job.tenant), job.tenant
             )
-        self.planner.reserving.forget(job.num)
         return self._done("resize", draft, job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:

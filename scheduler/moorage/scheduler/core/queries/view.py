@@ -17,6 +17,7 @@ from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job
 from moorage.scheduler.core.lifecycle.sessions import Report
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
+from moorage.scheduler.core.schedule.plan import Reservation
 
 #: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
 #: than the second, entries are counted, not jobs
@@ -122,12 +123,19 @@ class View:
 
     # ------------------------------------------------------------------------------------ reserved hosts
 
+    @property
+    def _held(self) -> Reservation | None:
+        """The reservation, if its job may start after what the last record did; the next pass drops it else."""
+        verdicts = self._engine.planner.verdicts
+        return verdicts.reservation if verdicts.stands(self._engine.standing_draft()) else None
+
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the numbers of the hosts that jobs of this priority, shape and tenant may not use.
 
         They are reserved for other jobs, or other jobs ended there for them.
         """
-        return self._engine.planner.reserving.excluded(priority, shape, tenant)
+        verdicts = self._engine.planner.verdicts
+        return (verdicts.taken_back if self._held is None else verdicts.excluded)(priority, shape, tenant)
 
     def left_too_soon(self, num: int) -> frozenset[int]:
         """Return the numbers of the hosts that a waiting job cannot use because of a planned drain."""
@@ -135,16 +143,16 @@ class View:
 
     def reserved_for(self, hosts: frozenset[int]) -> Job | None:
         """Return the job with the reservation if it is for some of these hosts; else None, as for preempted hosts."""
-        held = self._engine.planner.reserving.reservation
+        held = self._held
         return None if held is None or not held.hosts & hosts else self._state.jobs.get(held.num)
 
     def needed_in_ms(self, job: Job) -> list[int]:
         """Return in how many ms hosts are needed for a reservation or leave for a drain, the longest time first."""
-        now_ms, held = self._state.time_ms, self._engine.planner.reserving.reservation
+        now_ms, held = self._state.time_ms, self._held
         found = [
             worker.window.leave_ms - now_ms for worker in self._state.windows.values() if worker.window is not None
         ]
-        if held is not None and held.start_ms is not None and held.num != job.num:
+        if held is not None and held.num != job.num:
             found.append(held.start_ms - now_ms)
         return sorted((ms for ms in set(found) if ms > 0), reverse=True)
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from bisect import bisect, bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
-from heapq import heapify
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.fleet.shape import Shape
@@ -33,27 +31,21 @@ def _head_by(standing: Callable[[int, int], int], priority: int) -> Callable[[in
     return lambda item: (-standing(priority, item), item)
 
 
-class Waits(Enum):
-    """Why the first job of a queue group found no room."""
-
-    NO_ROOM = auto()  # no host has room for any job of the group
-    RESERVED = auto()  # hosts are reserved for another job; a job that surely ends before that may use them
-
-
 class Verdict(NamedTuple):
-    """The result of a pass for a queue group that waits; `schedule.verdicts` says when it is void."""
+    """That the first job of a queue group found no room; `schedule.verdicts` gives it, and says when it is void."""
 
-    waits: Waits
-    change: int  # the change number of the fleet at which its first job found no room; -1: void
+    change: int  # the change number of the fleet at which it found none; -1: void
+    plan: int = -1  # the number of the plans that keep it from reserved hosts with room; -1: none does
+    turn: int = -1  # the plan at which some of its entries had their turn at backfill; -1: all were tried
 
 
-VOID: Final = Verdict(Waits.NO_ROOM, -1)
+VOID: Final = Verdict(-1)
 
 
 class Group:
     """The waiting replicas of one priority, shape and tenant, by arrival."""
 
-    __slots__ = ("entries", "priority", "shape", "tenant", "verdict")
+    __slots__ = ("entries", "has_more", "priority", "shape", "tenant", "verdict")
 
     def __init__(self, priority: int, shape: Shape, tenant: str) -> None:
         self.priority = priority
@@ -61,6 +53,7 @@ class Group:
         self.tenant = tenant
         self.entries: deque[int] = deque()  # ascending; nearly all entries arrive in order and leave from the front
         self.verdict = VOID
+        self.has_more = False  # entries were added since the verdict
 
     def __lt__(self, other: Group) -> bool:
         """Return whether this group comes before another with an equal key: a fixed order.
@@ -101,8 +94,7 @@ class Queue:
             group = self.groups[key] = Group(priority, shape, tenant)
             if self._new_shape is not None:
                 self._new_shape(shape)
-        if group.verdict.waits is not Waits.NO_ROOM:
-            group.verdict = VOID  # the added job may have a shorter time limit
+        group.has_more = True
         entries = group.entries
         if not entries or item > entries[-1]:
             entries.append(item)
@@ -133,8 +125,6 @@ class Queue:
         group = self.groups.get((-priority, shape.index, tenant))
         if group is None or not items:
             return []
-        if group.verdict.waits is not Waits.NO_ROOM:
-            group.verdict = VOID  # it was about its first job, which may be the one that leaves
         return self.take(group, items)
 
     @staticmethod
@@ -152,26 +142,11 @@ class Queue:
         entries.rotate(at)
         return found
 
-    def ready(
-        self, key: Callable[[Group], Key], change: int, holds: Callable[[Group], bool]
-    ) -> list[tuple[Key, int, Group]]:
-        """Return the queue groups that may find room, as a heap of (key, first entry, group).
-
-        Groups with a verdict of this `change` of the fleet are left out, as are groups with an earlier verdict that
-        `holds`. Empty groups are removed.
-        """
-        found: list[tuple[Key, int, Group]] = []
-        empty = []
-        for name, group in self.groups.items():
-            if not group.entries:
-                empty.append(name)
-            elif (at := group.verdict.change) == change:
-                continue
-            elif at < 0 or not holds(group):
-                found.append((key(group), group.entries[0], group))
-        for name in empty:
-            del self.groups[name]
-        heapify(found)
+    def waiting(self) -> list[Group]:
+        """Return the queue groups that have entries; empty groups are removed."""
+        found = [group for group in self.groups.values() if group.entries]
+        if len(found) < len(self.groups):
+            self.groups = {name: group for name, group in self.groups.items() if group.entries}
         return found
 
     @staticmethod

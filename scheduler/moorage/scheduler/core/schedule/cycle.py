@@ -1,8 +1,8 @@
 """One scheduling cycle (a pass): serve the queue groups in order; each is placed, or gets a verdict and waits.
 
-`order` says which group is next. `verdicts` says which groups can be skipped because nothing changed for them.
-`reserve` says which hosts are excluded, `placing` where a job goes, and `preempt` which jobs to end for groups without
-room.
+`order` says which group is next. `verdicts` says who may use which host, and which groups can be skipped because
+nothing changed for them: read that first. `placing` says where a job goes, `backfill` places jobs on reserved hosts,
+and `preempt` chooses which jobs to end for groups without room.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue, Waits
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
+from moorage.scheduler.core.schedule.backfill import Backfilling
 from moorage.scheduler.core.schedule.endless import Endless
 from moorage.scheduler.core.schedule.placing import Placing
+from moorage.scheduler.core.schedule.plan import Known
 from moorage.scheduler.core.schedule.preempt import Preempting
-from moorage.scheduler.core.schedule.reserve import Backfilling, Reserving
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
 
@@ -81,10 +82,10 @@ class Planner:
         self.preempting = preempting
         self.could_ever = could_ever
         self.order = order
-        self.reserving = Reserving(fleet, self.order, estimates, preempting, patience_ms, could_ever)
+        known = Known(fleet, order, estimates, could_ever, preempting.policy.priority_of, patience_ms)
+        self.verdicts = Verdicts(known, preempting)
         self.placing = Placing(fleet, self.order, ranker)
-        self.backfilling = Backfilling(queue, self.order, self.reserving, self.placing, estimates)
-        self.verdicts = Verdicts(fleet, self.order, self.reserving)
+        self.backfilling = Backfilling(self.order, self.verdicts, self.placing, estimates)
         self._endless = Endless(estimates)
         self._unprepared = False  # the ranker is not ready to choose
         self.serving: Group | None = None  # the group being served, for containment when a pass fails
@@ -104,7 +105,7 @@ class Planner:
         if not self._begin(draft):
             return 0
         order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
-        ready = self.queue.ready(order.key, self.fleet.changes, lambda group: verdicts.holds(draft, group))
+        ready = verdicts.ready(draft, order.key)
         self._bound(cut, len(ready))
         while ready and not self.is_done(draft):
             key, _, group = ready[0]
@@ -144,7 +145,7 @@ class Planner:
             return math.inf
         if self.preempting.allowed or draft.state.preempting or self.order.ageing is not None:
             return draft.time_ms
-        return min(self.reserving.next_ms(draft), self._endless.next_ms(draft))
+        return min(self.verdicts.next_ms(draft), self._endless.next_ms(draft))
 
     def _begin(self, draft: Draft) -> bool:
         """Begin a pass. Return False if there is nothing to place, or the ranker is not ready to choose."""
@@ -152,13 +153,12 @@ class Planner:
         self.serving, self._unprepared = None, False
         if self.queue.is_empty:
             self.queue.groups.clear()
-            self.reserving.give_up()
+            self.verdicts.give_up()
             return False
         self.order.begin(draft)
-        self.reserving.begin(draft)  # needs the limits that jobs waited for in the last pass
+        self.verdicts.begin(draft)  # needs the limits that jobs waited for in the last pass
         self.order.forget_limits()
         self._unprepared = not self.placing.ranker.prepare(self.fleet)
-        self.verdicts.begin()
         return not self._unprepared
 
     def _holds_up(self, draft: Draft, group: Group) -> bool:
@@ -219,7 +219,11 @@ class Planner:
             if choice is None:
                 if self._stands_aside(draft, group, aside):
                     continue
-                filled, end = self.backfilling.backfill(draft, group, room), End.NO_ROOM
+                end = End.NO_ROOM
+                if self.verdicts.give(group):
+                    filled = self.backfilling.backfill(draft, group, room)
+                if filled:
+                    self.verdicts.goes_on(group)
                 break
             last, first = choice, first or item >> REPLICA_BITS
             placed += group.shape.together
@@ -245,7 +249,7 @@ class Planner:
         if self.verdicts.finds_none(draft, group):
             self.placing.in_vain += 1
             return None
-        excluded = self.reserving.excluded(group.priority, group.shape, group.tenant)
+        excluded = self.verdicts.excluded(group.priority, group.shape, group.tenant)
         choice = self.placing.place(draft, group.shape, group.entries[0], excluded)
         if choice is not None:
             self.queue.pop(group)
@@ -260,7 +264,6 @@ class Planner:
         if len(aside) < ASIDE_MAX and self.order.kept_from(draft, group.entries[0]):
             aside.append(self.queue.pop(group))
             return True
-        self.verdicts.give(group, Waits.NO_ROOM)
         return False
 
     # ---------------------------------------------------------------------------------------- preemption
@@ -278,7 +281,7 @@ class Planner:
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start even if they become empty."""
-        return self.reserving.excluded(group.priority, group.shape, group.tenant) | self.order.kept_from(
+        return self.verdicts.excluded(group.priority, group.shape, group.tenant) | self.order.kept_from(
             draft, group.entries[0]
         )
 

@@ -121,12 +121,8 @@ class Indexing:
                 self.admission.reject_unmatched(draft, job, self.shape_of(job))
 
     def reshape(self, job: Job) -> None:
-        """Compute a job's shape again, and move its waiting replicas to the queue group of the new shape.
-
-        A reservation for the job is given up.
-        """
+        """Compute a job's shape again, and move its waiting replicas to the queue group of the new shape."""
         old, job.shape = self.shape_of(job), None
-        self.planner.reserving.forget(job.num)
         if job.over or job.hold is not None:
             return  # its release adds it with the new shape
         new, priority = self.shape_of(job), self.priority_of(job)

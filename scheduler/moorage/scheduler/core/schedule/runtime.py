@@ -138,6 +138,7 @@ class Durations:
     """Remembers run times by group. Bounded: the least recently used groups are dropped."""
 
     def __init__(self) -> None:
+        self.learned = 0  # runs so far: no estimate changes without one
         self._runs: OrderedDict[_Group, _Runs] = OrderedDict()
         self._told: WeakValueDictionary[tuple[str, str], SharedCount] = WeakValueDictionary()
 
@@ -150,6 +151,7 @@ class Durations:
         `accepted_ms` is the ledger ms at which its job was accepted.
         """
         runs = self._runs
+        self.learned += 1
         self._tell(tenant, workload)
         for group in groups_of(tenant, workload, shape):
             known = runs.get(group)

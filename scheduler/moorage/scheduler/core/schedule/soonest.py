@@ -55,36 +55,33 @@ def soonest(
         wanted -= bool(found)
         if wanted <= 0:
             break
-    return _fits(rooms, shape)
+    return _fits(rooms, shape, fleet, now_ms)
 
 
-def expected(
-    fleet: Fleet, shape: Shape, hosts: frozenset[int], excluded: frozenset[int], estimates: Estimates, now_ms: int
-) -> int | None:
-    """Return the ledger ms from which these hosts, less `excluded`, are expected to hold the whole shape.
+def _fits(rooms: list[_Room], shape: Shape, fleet: Fleet, now_ms: int) -> tuple[frozenset[int], int] | None:
+    """Return the hosts that together hold the whole shape first, and from when on; None if they never do.
 
-    None if unknown.
+    The remaining time of a host counts for less the more of it is idle: one that was emptied in part for a reservation
+    is not left for one that looks free a little sooner. Jobs that outlive their estimates would send a reservation to
+    and fro for ever.
     """
-    found = [fleet.hosts[num] for num in hosts - excluded if num in fleet.hosts]
-    rows = [
-        (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
-        for host in found
-        if host.usable
-    ]
-    fits = _fits([room for row in rows for room in _rooms(row, shape, estimates, now_ms)], shape)
-    return fits[1] if fits is not None else None
-
-
-def _fits(rooms: list[_Room], shape: Shape) -> tuple[frozenset[int], int] | None:
-    """Return the hosts that together hold the whole shape first, and from when on; None if they never do."""
     has: dict[int, int] = {}
-    left = shape.together
-    for at, num, room in sorted(rooms):
+    left, start_ms = shape.together, now_ms
+    busy = {num: _busy(fleet.hosts[num]) for _, num, _ in rooms}
+    rows = [(now_ms + (at - now_ms) * busy[num][0] // busy[num][1], at, num, room) for at, num, room in rooms]
+    for _, at, num, room in sorted(rows):
         left -= max(0, room - has.get(num, 0))
-        has[num] = max(room, has.get(num, 0))
+        has[num], start_ms = max(room, has.get(num, 0)), max(start_ms, at)
         if left <= 0:
-            return frozenset(has), at
+            return frozenset(has), start_ms
     return None
+
+
+def _busy(host: Host) -> tuple[int, int]:
+    """Return which part of a host is in use, as (part, whole); by processors where it has no devices."""
+    if host.cls.devices:
+        return len(host.cls.devices) - host.open.bit_count(), len(host.cls.devices)
+    return (host.cpu_milli - max(0, host.cpu_free), host.cpu_milli) if host.cpu_milli else (1, 1)
 
 
 def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterator[_Room]:

@@ -1,67 +1,278 @@
-"""Decides when a pass may skip a queue group that found no room before.
+"""Who may use which host now, and which queue groups a pass may skip: the theory of the pass.
 
-A group's verdict holds until the fleet changes in a way that could help, or until the reserved hosts are no longer
-excluded for it. The end of a job changes one host, so only that host is scanned for each waiting shape, not the whole
-fleet.
+Rule 1: everything that says who may use which host now is here. The last answer of `plan` is all that is remembered
+between two passes, and a group's verdict is written and judged here alone.
+
+*What keeps a job from a host with room for it* is one of four things, and nothing else does:
+
+- The host is reserved for another job (`plan`). The reserved job's equals (same priority and shape) pass it, as do jobs
+  that may preempt it, and under fair share tenants that are owed more. Any job passes it that surely ends before the
+  reserved job is expected to start (`backfill`).
+- Jobs were ended there for another job (`preempt`): until that starts, the host is its own.
+- The host is drained before the job surely ends, or the job avoids it (`QueueOrder.kept_from`). That is the job's own
+  matter: those behind it in its group are tried.
+- Its tenant's limit, or a hold (`QueueOrder.may`). That is the tenant's matter: its groups are served, and wait.
+
+*When the plan is made again*: at most once a second (with more than a thousand hosts: once in as many ms). A
+reservation whose job may not start any more is dropped in the next pass, whatever the time; who comes next gets hosts
+by the next plan. Hosts that a plan leaves are opened, one by one.
+
+*A verdict* says that the first job of a group found no room: at which change of the fleet, and, where reserved hosts
+had room for it, under which plan. It holds
+
+- until a host opens that may have room for it (`Fleet.opened_since`): a job's end changes one host, so that one alone
+  is looked at for each shape that waits, not the whole fleet;
+- and, of a group kept from reserved hosts with room, until more may pass than before: then backfill is tried again, and
+  nothing else. That is when a plan has other hosts or a later start, when a run was learned or a tenant has come to be
+  owed more since the last plan, when the group gets a job; and at each plan, if only some of its jobs had their turn.
+
+So no job waits for longer than a second beside a host that it may use, and a pass costs nothing for those for which
+nothing has changed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from heapq import heapify
+from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
-from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import VOID, Group, Verdict, Waits
-from moorage.scheduler.core.schedule.reserve import Reserving
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import QUEUED, Job
+from moorage.scheduler.core.queue.queue import VOID, Group, Key, Verdict
+from moorage.scheduler.core.schedule.plan import Known, Reservation, plan
+from moorage.scheduler.core.schedule.preempt import Preempting
+from moorage.scheduler.core.schedule.runtime import DEPTH_MAX
 
 #: (change of the fleet at the verdict, priority, shape): groups of one kind all find room, or none does
 _Kind = tuple[int, int, int]
+_NO_HOSTS: Final[frozenset[int]] = frozenset()
 
 
 class Verdicts:
-    """The verdicts on one engine's queue groups. All other memory here belongs to a single pass."""
+    """The verdicts on one engine's queue groups, and the reservation. Hosts are named by their workers' numbers.
 
-    def __init__(self, fleet: Fleet, order: QueueOrder, reserving: Reserving) -> None:
-        self._fleet = fleet
-        self._order = order
-        self._reserving = reserving
+    All other memory here belongs to a single pass.
+    """
+
+    def __init__(self, known: Known, preempting: Preempting) -> None:
+        self.reservation: Reservation | None = None  # of the last plan, while its job may start
+        self._number = 0  # of the last plan from which on more may pass than before; the first is 1
+        self._turn = 0  # how many plans were made
+        self._learned = 0  # runs learned before the last plan
+        self._owed = frozenset[str]()  # tenants that were owed more than the reserved job's at the last plan
+        self._planned_ms = -math.inf  # when it was made
+        self._until_ms = math.inf  # when time alone may give another one
+        self._seen: tuple[int, int, int] | None = (
+            None  # the `_view` of the last plan; None if that was not of the state
+        )
+        self._known = known
+        self._fleet = known.fleet
+        self._order = known.order
+        self._preempting = preempting
+        self._preemptors = _NO_HOSTS  # numbers of the jobs for which other jobs were being ended at the last pass
+        self._draft: Draft | None = None  # the draft of the last pass
         self._last = VOID  # the last verdict that was given
         self._opened: dict[int, list[Host] | None] = {}  # hosts that opened since a change; None for all
         #: for a change and a shape: whether none of the hosts opened since can have room
         self._closed: dict[tuple[int, int], bool] = {}
         self._full: set[_Kind] = set()  # kinds without room in this pass although no host was excluded
 
-    def begin(self) -> None:
-        """Forget what belongs to the last pass."""
+    # ------------------------------------------------------------------------------------- a pass begins
+
+    def begin(self, draft: Draft) -> None:
+        """Begin a pass; `QueueOrder` has begun before."""
+        self._draft = draft
+        if self.reservation is not None and not self.stands(draft):
+            self._become(None)
+        if draft.time_ms - self._planned_ms >= self._known.step_ms and not self._is_settled(draft):
+            answer = plan(self._known, draft, self.reservation)
+            self._turn += 1
+            self._number += self._lets_more_pass(draft, answer.reservation)
+            self._planned_ms, self._until_ms = draft.time_ms, answer.until_ms
+            self._become(answer.reservation)
+            # else the plan saw changes that are not in the state yet
+            self._seen = self._view(draft) if draft.empty else None
+        if self._preemptors or draft.state.preempting:
+            self._settle(draft)
         self._opened.clear()
         self._closed.clear()
         self._full.clear()
 
-    def give(self, group: Group, waits: Waits) -> None:
-        """Record that the first job of a queue group found no room just now."""
-        last, change = self._last, self._fleet.changes
-        if last.change != change or last.waits is not waits:
-            last = self._last = Verdict(waits, change)  # shared, because thousands of groups may get the same verdict
-        group.verdict = last
+    def next_ms(self, draft: Draft) -> float:
+        """Return the ledger ms of the next plan if nothing more happens; infinity for none."""
+        has_changed = not draft.empty or self._view(draft) != self._seen
+        return self._planned_ms + self._known.step_ms if has_changed else self._until_ms
+
+    def give_up(self) -> None:
+        """Open the reserved hosts to all jobs."""
+        self._become(None)
+
+    def stands(self, draft: Draft) -> bool:
+        """Return whether the job of the reservation still waits, as what it was, and its tenant may start it."""
+        held, order = self.reservation, self._order
+        group = None if held is None else order.queue.group_of(held.priority, held.shape, held.tenant)
+        if held is None or group is None or not order.waits(draft, held.item) or not order.may(draft, group):
+            return False
+        return held.item in group.entries
+
+    def _view(self, draft: Draft) -> tuple[int, int, int]:
+        """Return a value that differs whenever a plan may differ for a reason other than time."""
+        return (draft.state.digest, self._fleet.version, self._fleet.changes)
+
+    def _is_settled(self, draft: Draft) -> bool:
+        """Return whether a plan would come to no reservation again. One that stands is made again each time."""
+        if self.reservation is not None or not draft.empty or draft.time_ms >= self._until_ms:
+            return False
+        return self._view(draft) == self._seen
+
+    def _lets_more_pass(self, draft: Draft, new: Reservation | None) -> bool:
+        """Return whether the next reservation may let jobs pass that the last one, as it was last planned, kept out.
+
+        With an unchanged start the time until then only becomes shorter, so what was too long for it stays so.
+        """
+        old, learned, owed = self.reservation, self._learned, self._owed
+        self._learned, self._owed = self._known.estimates.durations.learned, self._owed_more(new)
+        if old is None or new is None or draft.state.windows:
+            return True
+        if self._learned != learned or not self._owed <= owed:
+            return True
+        is_same = (new.item, new.priority, new.shape, new.hosts) == (old.item, old.priority, old.shape, old.hosts)
+        return not is_same or new.start_ms > old.start_ms
+
+    def _owed_more(self, held: Reservation | None) -> frozenset[str]:
+        """Return the waiting tenants that are owed more than that of the reserved job."""
+        turns = self._order.turns
+        if held is None or turns is None:
+            return frozenset()
+        waiting = {group.tenant for group in self._order.queue.waiting()}
+        return frozenset(tenant for tenant in waiting if turns.is_owed(tenant, held.tenant))
+
+    def _become(self, new: Reservation | None) -> None:
+        """Replace the reservation; hosts that were kept from somebody who may use them now are noted as opened."""
+        old, self.reservation = self.reservation, new
+        if old is None:
+            return
+        is_alike = new is not None and (new.priority, new.shape) == (old.priority, old.shape)
+        for num in sorted(old.hosts - new.hosts if new is not None and is_alike else old.hosts):
+            self._fleet.opens(num)
+
+    def _settle(self, draft: Draft) -> None:
+        """Give up preemptions for jobs that no longer wait; the hosts freed for them open to all jobs."""
+        preempting = draft.state.preempting
+        if not self._preemptors <= preempting.keys():
+            self._fleet.opens()
+        self._preemptors = frozenset(preempting)
+        self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
+
+    def _still_waits(self, draft: Draft, job: Job) -> bool:
+        """Return whether a job for which others are being ended could still start."""
+        waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
+        return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
+
+    # ----------------------------------------------------------------------- which hosts are excluded for a group
+
+    def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """Return the hosts that are excluded for jobs of this priority, shape and tenant.
+
+        Hosts that were freed by ending jobs belong to the job for which those ended, even if another job has waited
+        longer.
+        """
+        taken, held, draft = self.taken_back(priority, shape, tenant), self.reservation, self._draft
+        if held is None or self._passes(priority, shape, tenant, held):
+            return taken
+        if draft is None or not draft.state.preempting:
+            return held.hosts
+        return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
+
+    def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """Return the hosts on which jobs are being ended for a job not of this priority, shape and tenant."""
+        draft = self._draft
+        if draft is None or not draft.state.preempting:
+            return _NO_HOSTS
+        return self._preempting.held(draft, shape, priority, tenant)
+
+    def _passes(self, priority: int, shape: Shape, tenant: str, held: Reservation) -> bool:
+        """Return whether jobs of this priority, shape and tenant may use the reserved hosts.
+
+        They may if the reserved job has the same priority and shape, if they may preempt it, or if their tenant is owed
+        more.
+        """
+        if held.priority == priority and held.shape is shape:
+            return True
+        turns = self._order.turns
+        if turns is not None and turns.is_owed(tenant, held.tenant):
+            return True
+        return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.item)
+
+    def _let_in(self, group: Group) -> list[Host]:
+        """Return the reserved hosts that a queue group may use all the same."""
+        held, hosts = self.reservation, self._fleet.hosts
+        if held is None:
+            return []
+        let = held.hosts - self.excluded(group.priority, group.shape, group.tenant)
+        return [hosts[num] for num in sorted(let) if num in hosts]
+
+    def _keeps_out(self, group: Group) -> bool:
+        """Return whether a queue group is kept from reserved hosts that have room for it now."""
+        held, hosts, shape = self.reservation, self._fleet.hosts, group.shape
+        if held is None:
+            return False
+        kept = [hosts[num] for num in held.hosts & self.excluded(group.priority, shape, group.tenant) if num in hosts]
+        return any(host.may_have_room(shape) and host.replicas_of(shape, "now") for host in kept)
+
+    # ------------------------------------------------------------------------------------------- verdicts
+
+    def give(self, group: Group) -> bool:
+        """Record that the first job of a queue group found no room just now; return whether it may be backfilled."""
+        is_kept = self._keeps_out(group)
+        in_part = is_kept and len(group.entries) > DEPTH_MAX
+        self._write(group, self._number if is_kept else -1, self._turn if in_part else -1)
+        return is_kept
+
+    def goes_on(self, group: Group) -> None:
+        """Let the next pass backfill more jobs of a group, since this one found some."""
+        self._write(group, 0)
+
+    def _write(self, group: Group, number: int, turn: int = -1) -> None:
+        last, new = self._last, Verdict(self._fleet.changes, number, turn)
+        if last != new:
+            last = self._last = new  # shared, because thousands of groups may get the same verdict
+        group.verdict, group.has_more = last, False
 
     def is_new(self, group: Group) -> bool:
         """Return whether the fleet is unchanged since a queue group got its verdict."""
         return group.verdict.change == self._fleet.changes
 
+    def ready(self, draft: Draft, key: Callable[[Group], Key]) -> list[tuple[Key, int, Group]]:
+        """Return the queue groups that may find room, as a heap of (key, first entry, group)."""
+        change, number, turn = self._fleet.changes, self._number, self._turn
+        found: list[tuple[Key, int, Group]] = []
+        for group in self._order.queue.waiting():
+            at, planned, tried = group.verdict
+            if at == change and (planned == -1 or (planned == number and tried in (-1, turn) and not group.has_more)):
+                continue
+            if at < 0 or not self.holds(draft, group):
+                found.append((key(group), group.entries[0], group))
+        heapify(found)
+        return found
+
     def holds(self, draft: Draft, group: Group) -> bool:
         """Return whether a queue group's verdict still holds at the start of a pass; if so, renew it.
 
-        It is asked only if the fleet has changed since the verdict. The answer is the same for all groups of a shape
-        that found no room at the same change. There may be as many shapes as groups, so the hosts opened since are
-        checked only by an upper bound, and exactly once the group is served (`finds_none`). A group of a tenant with a
-        limit is always served, as serving it records which jobs wait for the limit.
+        It is asked only if the fleet or the plan has changed since the verdict. The answer is the same for all groups
+        of a shape that found no room at the same change. There may be as many shapes as groups, so the hosts opened
+        since are checked only by an upper bound, and exactly once the group is served (`finds_none`). A group of a
+        tenant with a limit is always served, as serving it records which jobs wait for the limit.
         """
-        verdict = group.verdict
-        if verdict.waits is Waits.RESERVED and self._is_let_in(group):
-            return False
-        key = (verdict.change, group.shape.index)
+        at, planned, tried = group.verdict
+        if planned >= 0:
+            is_over = planned != self._number or tried not in (-1, self._turn) or group.has_more
+            if is_over or self._let_in(group):
+                return False
+        key = (at, group.shape.index)
         closed = self._closed.get(key)
         if closed is None:
             hosts = self._hosts_opened(draft, group)
@@ -69,18 +280,20 @@ class Verdicts:
             self._closed[key] = closed
         if not closed or self._order.room(draft, group) != math.inf:
             return False
-        self.give(group, verdict.waits)
+        self._write(group, planned, tried)
         return True
 
     def finds_none(self, draft: Draft, group: Group) -> bool:
         """Return whether a group without room finds none on the hosts opened since its verdict; scans those hosts.
 
-        False if any host may have opened for it.
+        False if any host may have opened for it. Reserved hosts that it is let in to now count as opened.
         """
-        hosts = None if self._is_let_in(group) else self._hosts_opened(draft, group)
-        return hosts is not None and not any(
-            host.may_have_room(group.shape) and host.replicas_of(group.shape, "now") for host in hosts
-        )
+        hosts = self._hosts_opened(draft, group)
+        if hosts is None:
+            return False
+        if group.verdict.plan >= 0:
+            hosts = hosts + self._let_in(group)
+        return not any(host.may_have_room(group.shape) and host.replicas_of(group.shape, "now") for host in hosts)
 
     def _hosts_opened(self, draft: Draft, group: Group) -> list[Host] | None:
         """Return the hosts that opened since a queue group found no room; None if any host may have.
@@ -94,16 +307,6 @@ class Verdicts:
             self._opened[at] = self._fleet.opened_since(at)
         return self._opened[at]
 
-    def _is_let_in(self, group: Group) -> bool:
-        """Return whether the reserved hosts are now available to this queue group, as its tenant is owed more.
-
-        `Reserving` checks that only once a second; without this check, later jobs could take the hosts before.
-        """
-        held = self._reserving.reservation
-        if held is None or group.verdict.waits is not Waits.RESERVED:
-            return False
-        return not held.hosts & self._reserving.excluded(group.priority, group.shape, group.tenant)
-
     # ------------------------------------------------------------------------------------ alike in one pass
 
     @staticmethod
@@ -114,12 +317,9 @@ class Verdicts:
     def no_room_for(self, draft: Draft, kind: _Kind, group: Group) -> None:
         """Note for this pass that groups of this kind find no room, because this group found none.
 
-        Does nothing if hosts may have been excluded for this group: another one may find room on them.
+        Does nothing if hosts are excluded for this group: another one may find room on them.
         """
-        held, state = self._reserving.reservation, draft.state
-        if state.windows or state.preempting:
-            return
-        if held is None or self._reserving.passes(group.priority, group.shape, held):
+        if not draft.state.windows and not self.excluded(group.priority, group.shape, group.tenant):
             self._full.add(kind)
 
     def is_like_full(self, draft: Draft, group: Group) -> bool:
@@ -129,5 +329,5 @@ class Verdicts:
         """
         if self.kind_of(group) not in self._full or not self._order.may(draft, group):
             return False
-        self.give(group, Waits.NO_ROOM)
+        self._write(group, -1)
         return True

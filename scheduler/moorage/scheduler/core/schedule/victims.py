@@ -1,6 +1,6 @@
 """Chooses which running jobs to end so that a job with a better right can start: as few as possible, gangs whole.
 
-Off unless the settings allow it. Freed hosts belong to the job for which they were freed (see `Reserving.taken_back`);
+Off unless the settings allow it. Freed hosts belong to the job for which they were freed (see `Verdicts.taken_back`);
 the ledger records that in `Job.preempts` before the first victim is asked to end. Shared devices are left alone, and no
 job gets a share by preemption: ending one sharer frees no whole device.
 """

@@ -1,0 +1,77 @@
+"""Backfill: places jobs on reserved hosts if they surely end before the job of the reservation is expected to start."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.queue.order import QueueOrder
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group
+from moorage.scheduler.core.schedule.placing import Placing
+from moorage.scheduler.core.schedule.plan import STEP_MS
+from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
+from moorage.scheduler.core.schedule.verdicts import Verdicts
+from moorage.schemas.job import Request
+
+
+class Backfilling:
+    """Backfills the queue groups of one engine."""
+
+    def __init__(self, order: QueueOrder, verdicts: Verdicts, placing: Placing, estimates: Estimates) -> None:
+        self.fresh: dict[int, tuple[str, Request]] = {}  # tenant and request of jobs accepted in this record, by number
+        self._order = order
+        self._verdicts = verdicts
+        self._placing = placing
+        self._estimates = estimates
+
+    def backfill(self, draft: Draft, group: Group, room: float) -> int:
+        """Place jobs of a group that end before the reservation starts. Return the number of replicas.
+
+        At most `DEPTH_MAX` entries are tried. `room` is how many GPUs the group's tenant may still lease. The record's
+        evidence covers only jobs placed in order.
+        """
+        held, shape = self._verdicts.reservation, group.shape
+        if held is None:
+            return 0
+        taken = self._verdicts.taken_back(group.priority, shape, group.tenant)
+        placed, need = 0, shape.gpus
+        for item in _tried(group, draft.time_ms):
+            if need > room or draft.full:
+                break
+            if not self._surely_ends(draft, shape, item, held.start_ms - draft.time_ms):
+                continue
+            if self._placing.place(draft, shape, item, taken) is None:
+                if self._order.kept_from(draft, item):
+                    continue  # a drain excludes hosts for this job; the next one may have another time limit
+                break
+            self._order.queue.take(group, [item])
+            placed += shape.together
+            room -= need
+        if placed:
+            self._order.count(draft, group, placed)
+        return placed
+
+    def _surely_ends(self, draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
+        """Return whether an entry still waits and surely ends within `within_ms` ms.
+
+        That is judged by its time limit, else by how long nine of ten such runs took.
+        """
+        if within_ms <= 0 or not self._order.waits(draft, item):
+            return False
+        num, estimates = item >> REPLICA_BITS, self._estimates
+        job = draft.state.jobs.get(num)
+        if job is not None:
+            most_ms = estimates.most_ms(job.tenant, estimates.request_of(job), shape, job.accepted_ms)
+        else:
+            most_ms = estimates.most_ms(*self.fresh[num], shape, draft.time_ms)
+        return most_ms is not None and most_ms <= within_ms
+
+
+def _tried(group: Group, now_ms: int) -> list[int]:
+    """Return the entries to try: the first of a group, and of a long group some of the others in turn."""
+    entries, half = group.entries, DEPTH_MAX // 2
+    if len(entries) <= DEPTH_MAX:
+        return list(entries)
+    at = half + now_ms // STEP_MS * half % (len(entries) - half)
+    return [*islice(entries, half), *islice(entries, at, at + half)]

@@ -1,0 +1,267 @@
+"""The plan: for which job that waits too long hosts are reserved, which hosts, and from when on it may start there.
+
+A stream of small jobs must not starve a big one. So the first in order of the jobs that have waited longer than
+`reserve_after` gets the hosts on which it will fit soonest: they are excluded for all other jobs until it starts, but
+for those that surely end before (backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995). A job of higher priority
+is first once it is overdue itself, and then has the reservation.
+
+`plan` is computed from nothing: from the queue, the fleet, what runs there and the time. So it can be made again at any
+moment and by any leader, and who asks why finds the whole answer here. The answer before it only says which job is
+looked at in any case, and keeps hosts for a minute that cannot hold their job: a worker that restarts, or is cordoned
+for a moment, must not undo what was emptied.
+
+*Whole hosts first.* Requests that need whole hosts get room only through a reservation; for smaller ones room appears
+by itself. So of equal jobs those that need whole hosts go first. A smaller one goes before them once it has waited as
+many times as long as the first of them as the fleet has hosts, and before those that came a week later, however many
+come.
+
+*Many hosts a little later.* Hosts reserved for a gang stand idle until the last of them is free. So a gang that needs n
+of H hosts, and became first a time t after `reserve_after`, lets others use the hosts for another 3/2 t (n - 1) / H. It
+became first when the last job for whole hosts that goes before it started, as what runs tells; if a job of its shape
+started before that, t counts from then, so that gangs that came together start at even intervals. It is the slack that
+Talby and Feitelson give to all jobs ("Supporting Priorities and Improving Utilization of the IBM SP Scheduler Using
+Slack-Based Backfilling", 1999), in proportion to what a reservation costs. Where tenants have shares there is none: the
+tenants that went before a gang have had more than their share already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from heapq import nsmallest
+from typing import Final, NamedTuple
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.began import began_ms
+from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.queue.order import QueueOrder
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
+from moorage.scheduler.core.schedule.runtime import Estimates
+from moorage.scheduler.core.schedule.soonest import soonest
+
+#: ledger ms between two plans, and for each host of the fleet if that is more, since each plan walks the fleet
+STEP_MS: Final = 1_000
+STEP_MS_A_HOST: Final = 1
+#: while nothing else happens, a reservation is looked at again after this part of the time until its start
+LATER_PART: Final = 8
+#: under fair share it is looked at again each time usage has decayed by one such part of its half-life
+OWED_PART: Final = 512
+#: hosts that cannot hold their job are kept for so many ms
+SHORT_MS: Final = 60_000
+#: a smaller job goes before those for whole hosts that came so many ms later
+PASSED_MS: Final = 7 * 86_400_000
+#: the slack of a gang: its wait, times the idle share of the fleet, times 3/2
+LETS_ON: Final = (3, 2)
+#: the most queue groups that are scanned for overdue jobs, and again for those that need whole hosts
+GROUPS_MAX: Final = 512
+#: the most kinds of overdue jobs whose hosts are searched for one plan: half of them the first in order, half in turn
+SEARCHES_MAX: Final = 8
+
+
+class Reservation(NamedTuple):
+    """Hosts kept free for one queue entry, and for entries of its priority and shape, of which the first goes first.
+
+    They are expected to hold it at the ledger ms `start_ms`. Since `short_ms` they could not; 0 if they can.
+    """
+
+    item: int
+    tenant: str
+    priority: int
+    shape: Shape
+    hosts: frozenset[int]
+    start_ms: int
+    short_ms: int = 0
+
+    @property
+    def num(self) -> int:
+        """The number of the job that it is for."""
+        return self.item >> REPLICA_BITS
+
+
+class Answer(NamedTuple):
+    """A plan: the reservation, and the ledger ms from which on time alone may give another one; infinity for never."""
+
+    reservation: Reservation | None
+    until_ms: float
+
+
+class Known(NamedTuple):
+    """What a plan is computed from, besides the record that is being built."""
+
+    fleet: Fleet
+    order: QueueOrder
+    estimates: Estimates
+    could_ever: Callable[[Shape], bool]
+    priority_of: Callable[[Job], int]
+    patience_ms: int
+
+    @property
+    def step_ms(self) -> int:
+        """Ledger ms between two plans."""
+        return max(STEP_MS, STEP_MS_A_HOST * len(self.fleet.hosts))
+
+
+class Claim(NamedTuple):
+    """The first entry of a queue group, with an overdue job. The smallest claim goes first."""
+
+    key: Key
+    later: bool  # needs no whole host
+    item: int
+    accepted_ms: int
+    group: Group
+    leaving: frozenset[int]  # hosts that drains exclude for it
+
+
+def plan(known: Known, draft: Draft, last: Reservation | None = None) -> Answer:
+    """Return the reservation for the first overdue job, in order, that some hosts will hold at a known time.
+
+    `last` is the answer before. `QueueOrder` has begun the pass.
+    """
+    now_ms = draft.time_ms
+    claims, until_ms = _claims(known, draft)
+    searched = _searched(known, claims, last, now_ms)
+    if draft.state.windows or len(searched) < len(claims):
+        until_ms = min(until_ms, now_ms + STEP_MS)
+    for claim in searched:
+        with known.fleet.avoiding(claim.group.shape.avoid):
+            found = _hosts_for(known, claim, last, now_ms)
+        if found is None:
+            continue
+        due_ms = _due_ms(known, draft, claim)
+        if due_ms > now_ms:
+            return Answer(None, min(until_ms, due_ms))
+        again_ms = STEP_MS if found.short_ms else max(STEP_MS, (found.start_ms - now_ms) // LATER_PART)
+        if known.order.turns is not None:
+            again_ms = min(again_ms, max(STEP_MS, draft.state.half_life_ms // OWED_PART))
+        return Answer(found, min(until_ms, now_ms + again_ms))
+    return Answer(None, until_ms)
+
+
+def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
+    """Return the overdue first jobs of the queue groups, in order, and when the next job becomes overdue."""
+    order, found, next_ms = known.order, list[Claim](), math.inf
+    whole: dict[Key, int] = {}  # when the first that needs whole hosts was accepted
+    least = _smallest_host(known.fleet)
+    for group in _likely(known):
+        job = draft.state.jobs.get(group.entries[0] >> REPLICA_BITS) if order.prune(draft, group) else None
+        if job is None:
+            continue
+        overdue_ms = job.accepted_ms + known.patience_ms + 1
+        if overdue_ms > draft.time_ms:
+            next_ms = min(next_ms, overdue_ms)
+        elif order.may(draft, group):
+            key, item, shape = order.key(group), group.entries[0], group.shape
+            later = shape.gpus < least or not fills_hosts(known.fleet, shape)
+            found.append(Claim(key, later, item, job.accepted_ms, group, order.kept_from(draft, item)))
+            if not later:
+                whole[key] = min(whole.get(key, job.accepted_ms), job.accepted_ms)
+    for at, claim in enumerate(found):
+        if claim.later and _has_been_passed(known, claim, whole.get(claim.key), draft.time_ms):
+            found[at] = claim._replace(later=False)
+    return sorted(found), next_ms
+
+
+def _has_been_passed(known: Known, claim: Claim, whole_ms: int | None, now_ms: int) -> bool:
+    """Return whether a claim that needs no whole host goes before those that do, the first accepted at `whole_ms`."""
+    if whole_ms is None:
+        return False
+    waited_ms, others_ms = (now_ms - since - known.patience_ms for since in (claim.accepted_ms, whole_ms))
+    return whole_ms - claim.accepted_ms > PASSED_MS or waited_ms > len(known.fleet.hosts) * others_ms
+
+
+def _likely(known: Known) -> list[Group]:
+    """Return the queue groups whose first job may be the first claim.
+
+    All of them; if there are more than `GROUPS_MAX`, the first ones in order, plus the first ones that need whole
+    hosts. With as many shapes as jobs, a scan of all groups each second would hold up the leader.
+    """
+    groups = known.order.queue.groups
+    if len(groups) <= GROUPS_MAX:
+        return list(groups.values())
+    rows = [(known.order.key(group), group.entries[0], group) for group in groups.values() if group.entries]
+    least = _smallest_host(known.fleet)
+    whole = [row for row in rows if row[2].shape.gpus >= least]
+    likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
+    return list({group: None for _, _, group in likely})
+
+
+def _smallest_host(fleet: Fleet) -> int:
+    """Return how many GPUs the hosts with the fewest have; 0 if none has any. Less fills no host."""
+    return min((len(cls.devices) for cls in fleet.classes.values() if cls.devices), default=0)
+
+
+def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_ms: int) -> list[Claim]:
+    """Return the claims whose hosts are searched: one of each kind; of too many kinds the first, and some in turn.
+
+    Jobs that no hosts could hold must neither hide nor delay a later one for ever.
+    """
+    kinds: dict[tuple[int, frozenset[int]], Claim] = {}
+    for claim in claims:
+        if known.could_ever(claim.group.shape):
+            kinds.setdefault((claim.group.shape.index, claim.leaving), claim)
+    found, half = list(kinds.values()), SEARCHES_MAX // 2
+    if len(found) <= SEARCHES_MAX:
+        return found
+    rest, at = found[half:], now_ms // known.step_ms * half
+    turn = {rest[(at + more) % len(rest)].item for more in range(half)}
+    if last is not None:
+        turn.add(last.item)
+    return found[:half] + [claim for claim in rest if claim.item in turn]
+
+
+def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int) -> Reservation | None:
+    """Return the reservation of a job where it fits soonest; for a moment where it was, if it fits nowhere now."""
+    group, shape = claim.group, claim.group.shape
+    found = soonest(known.fleet, shape, claim.leaving | shape.refusing, known.estimates, now_ms)
+    if found is not None:
+        return Reservation(claim.item, group.tenant, group.priority, shape, *found)
+    if last is None or last.item != claim.item or last.shape is not shape or last.priority != group.priority:
+        return None
+    short_ms = last.short_ms or now_ms
+    return last._replace(short_ms=short_ms) if now_ms - short_ms < SHORT_MS else None
+
+
+def _due_ms(known: Known, draft: Draft, claim: Claim) -> int:
+    """Return from when on hosts are reserved for the first claim: later than now for a gang that lets others go on."""
+    needed, of = hosts_needed(known.fleet, claim.group.shape)
+    if known.order.turns is not None or not 1 < needed <= of:
+        return draft.time_ms
+    overdue_ms = claim.accepted_ms + known.patience_ms
+    starts = list(_starts_before(known, claim))
+    first_ms = max((at for at, _ in starts), default=overdue_ms)
+    alike_ms = max((at for at, is_alike in starts if is_alike and at < first_ms), default=overdue_ms)
+    waited_ms, (times, by) = max(0, first_ms - max(overdue_ms, alike_ms)), LETS_ON
+    return first_ms - (-waited_ms * (needed - 1) * times // (of * by))
+
+
+def _starts_before(known: Known, claim: Claim) -> Iterator[tuple[int, bool]]:
+    """Yield when each running job for whole hosts that goes before a claim started, and whether it asks alike."""
+    num, group = claim.item >> REPLICA_BITS, claim.group
+    for host in known.fleet.hosts.values():
+        for member in host.worker.members.values():
+            job = member.replica.job
+            if job.num < num and known.priority_of(job) >= group.priority:
+                runs_as = known.estimates.runs_as(member)
+                if runs_as.shape.gpus >= len(host.cls.devices):
+                    since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(member, 0)
+                    yield since_ms, runs_as.shape is group.shape
+
+
+def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
+    """Yield (GPUs of a host, number of hosts) for each class that could run the shape."""
+    for cls, _ in fleet.capable(shape):
+        yield len(cls.devices), len(cls.hosts)
+
+
+def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
+    """Return whether the shape asks for as many GPUs at once as the largest host that could run it has, or more."""
+    most = max((gpus for gpus, _ in _sizes(fleet, shape)), default=0)
+    return 0 < most <= shape.gpus
+
+
+def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
+    """Return how many empty hosts the shape needs at least, and how many hosts could run it; zeros if none could."""
+    each = max((gpus // shape.count if shape.count else shape.together for gpus, _ in _sizes(fleet, shape)), default=0)
+    return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))
