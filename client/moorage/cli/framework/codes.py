@@ -17,6 +17,7 @@ FIXES: Final[dict[str, str]] = {
     "mps-fault": "moorage logs {job} has its CUDA error; a GPU of its own keeps it from harming other jobs",
     "idle": "ask for GPUs once the job is to use them, and end it when it has: moorage logs {job}",
     "conflict": "choose another job id; or send the same content, which is the same job",
+    "failed-precondition": "change what the message names: moorage fleet shows what there is, moorage ls the jobs",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
     "moved-on": "moorage plan again, and submit with the ledger record that it shows",
     "queue-full": "send the same job again after the time that the answer names",
