@@ -26,9 +26,8 @@ _VARYING: Final = (
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
     (re.compile(r"\bledger( record)? \d+"), r"ledger\1 N"),
     (re.compile(r"\b\d+(ms|s|m\d*s?)(?= |$)", re.MULTILINE), "AGE"),
-    # a renewal brings it within two seconds
-    (re.compile(r"(?<=AGE  )(-|0%)(?=  )"), "USE"),
     (re.compile(r" {2,}"), "  "),
+    (re.compile(r"(?<=  AGE  )(-|0%)(?=  )"), "USE"),  # a renewal brings it within two seconds
 )
 
 
