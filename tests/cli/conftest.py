@@ -23,3 +23,11 @@ def node(tmp_path_factory: pytest.TempPathFactory, node_loop: asyncio.AbstractEv
     yield running
     code = node_loop.run_until_complete(running.stop())
     assert code == 0
+
+
+@pytest.fixture(scope="module")
+def node_of_its_own(tmp_path_factory: pytest.TempPathFactory, node_loop: asyncio.AbstractEventLoop) -> Iterator[Node]:
+    """A node that no other file's tests have left workers or jobs on."""
+    running = node_loop.run_until_complete(start_node(tmp_path_factory.mktemp("up")))
+    yield running
+    assert node_loop.run_until_complete(running.stop()) == 0

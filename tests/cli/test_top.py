@@ -15,6 +15,12 @@ from tests.waiting import until
 H100 = "NVIDIA H100 80GB HBM3"
 
 
+@pytest.fixture(name="node", scope="module")
+def _node(node_of_its_own: Node) -> Node:
+    """What is drawn is the whole fleet."""
+    return node_of_its_own
+
+
 def a_view(workers: int = 16, troubles: int = 3, tenants: int = 4, idle: int = 3) -> View:
     rows = [
         {"tenant": f"t{at}", "job": f"job-{at}", "state": "QUEUED", "gpu": "8xH100", "age_ms": 60_000, "worker": ""}

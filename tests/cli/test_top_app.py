@@ -20,6 +20,12 @@ from tests.cli.terminal import need_tmux, terminal
 from tests.waiting import until
 
 
+@pytest.fixture(name="node", scope="module")
+def _node(node_of_its_own: Node) -> Node:
+    """What is drawn is the whole fleet."""
+    return node_of_its_own
+
+
 def text(app: TopApp) -> str:
     """What the picture shows."""
     return "\n".join(as_text(line) for line in app.screen_stack[0].query_one(Picture).lines)
