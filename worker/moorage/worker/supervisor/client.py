@@ -22,7 +22,7 @@ import msgspec
 import moorage
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.framing import FrameReader, FrameRefused
-from moorage.system.proctree import boottime_s
+from moorage.system.proctree import boottime_s, kill_trees
 from moorage.system.unix_socket import open_folder, peer_of
 from moorage.worker.supervisor.protocol import (
     FRAME_BYTES_MAX,
@@ -537,8 +537,7 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
         try:
             await process.wait()
         except BaseException:  # the caller was cancelled: a supervisor that is not up yet would have no agent
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            kill_trees([process.pid])  # with the one that it has detached already, and whose start it waits for
             await process.wait()
             raise
         said.seek(0)
